@@ -1,0 +1,119 @@
+"""What every generated kernel is made of: streams, vector arithmetic, attention, exchanges.
+
+Small activations live in VMEM buffers `[R, N]` f32 where R is the batch rounded up to 8; rows from
+`batch` on hold finite values that nobody reads. Cursors are tuples of int32 scalars that the caller
+carries through its loops. Every `pl.multiple_of` in here holds for all arguments that meet the
+docstrings: the chip reads elsewhere when one does not.
+"""
+
+from __future__ import annotations
+
+from mkc.codegen_pallas.support.argmax import local_argmax
+from mkc.codegen_pallas.support.argmax import store_tokens
+from mkc.codegen_pallas.support.attention import KvCursor
+from mkc.codegen_pallas.support.attention import KvStream
+from mkc.codegen_pallas.support.attention import attention
+from mkc.codegen_pallas.support.attention import kv_drain
+from mkc.codegen_pallas.support.attention import kv_prologue
+from mkc.codegen_pallas.support.conv import causal_conv
+from mkc.codegen_pallas.support.delta import delta_rule
+from mkc.codegen_pallas.support.exchange import all_reduce_one_shot
+from mkc.codegen_pallas.support.exchange import all_reduce_two_phase
+from mkc.codegen_pallas.support.exchange import entry_barrier
+from mkc.codegen_pallas.support.exchange import sharded_argmax
+from mkc.codegen_pallas.support.launch import KernelSpec
+from mkc.codegen_pallas.support.launch import Operand
+from mkc.codegen_pallas.support.launch import abstract_arguments
+from mkc.codegen_pallas.support.launch import build
+from mkc.codegen_pallas.support.matmul import copy_out
+from mkc.codegen_pallas.support.matmul import lanes
+from mkc.codegen_pallas.support.matmul import narrow_matmul
+from mkc.codegen_pallas.support.refs import View
+from mkc.codegen_pallas.support.streams import Stream
+from mkc.codegen_pallas.support.streams import StreamCursor
+from mkc.codegen_pallas.support.streams import embed
+from mkc.codegen_pallas.support.streams import stream_advance
+from mkc.codegen_pallas.support.streams import stream_drain
+from mkc.codegen_pallas.support.streams import stream_prologue
+from mkc.codegen_pallas.support.streams import stream_wait
+from mkc.codegen_pallas.support.tape import Choice
+from mkc.codegen_pallas.support.tape import Tape
+from mkc.codegen_pallas.support.tape import TapeCursor
+from mkc.codegen_pallas.support.tape import refill
+from mkc.codegen_pallas.support.tape import tape_prologue
+from mkc.codegen_pallas.support.tape import tape_refill
+from mkc.codegen_pallas.support.tape import tape_refill_cases
+from mkc.codegen_pallas.support.tape import tape_wait
+from mkc.codegen_pallas.support.vector import exp
+from mkc.codegen_pallas.support.vector import gelu_tanh
+from mkc.codegen_pallas.support.vector import join
+from mkc.codegen_pallas.support.vector import l2_norm
+from mkc.codegen_pallas.support.vector import negate
+from mkc.codegen_pallas.support.vector import per_head
+from mkc.codegen_pallas.support.vector import positions_column
+from mkc.codegen_pallas.support.vector import rms_norm
+from mkc.codegen_pallas.support.vector import rotary
+from mkc.codegen_pallas.support.vector import rotary_table
+from mkc.codegen_pallas.support.vector import round_bf16
+from mkc.codegen_pallas.support.vector import sigmoid
+from mkc.codegen_pallas.support.vector import silu
+from mkc.codegen_pallas.support.vector import slice_heads
+from mkc.codegen_pallas.support.vector import softplus
+from mkc.codegen_pallas.support.vector import tanh
+from mkc.codegen_pallas.support.vector import vector
+
+__all__ = [
+    "refill",
+    "narrow_matmul",
+    "lanes",
+    "copy_out",
+    "causal_conv",
+    "build",
+    "abstract_arguments",
+    "Operand",
+    "KernelSpec",
+    "Choice",
+    "KvCursor",
+    "KvStream",
+    "Stream",
+    "StreamCursor",
+    "Tape",
+    "TapeCursor",
+    "View",
+    "all_reduce_one_shot",
+    "all_reduce_two_phase",
+    "attention",
+    "delta_rule",
+    "embed",
+    "entry_barrier",
+    "exp",
+    "gelu_tanh",
+    "join",
+    "kv_drain",
+    "kv_prologue",
+    "l2_norm",
+    "local_argmax",
+    "negate",
+    "per_head",
+    "positions_column",
+    "rms_norm",
+    "rotary",
+    "rotary_table",
+    "round_bf16",
+    "sharded_argmax",
+    "sigmoid",
+    "silu",
+    "slice_heads",
+    "softplus",
+    "store_tokens",
+    "stream_advance",
+    "stream_drain",
+    "stream_prologue",
+    "stream_wait",
+    "tanh",
+    "tape_prologue",
+    "tape_refill",
+    "tape_refill_cases",
+    "tape_wait",
+    "vector",
+]

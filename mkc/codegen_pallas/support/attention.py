@@ -1,0 +1,323 @@
+"""Attention of one query row per sequence over a key-value cache that streams through VMEM.
+
+Tiles of cache rows are fetched in the order of their use: by layer, then sequence, then position.
+A sequence's last tile is the one that holds its position, where the new key and value row belongs.
+The row is patched into the tile in VMEM and written to the cache from a block of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from mkc.codegen_pallas.support.refs import BF16_ROWS
+from mkc.codegen_pallas.support.refs import SUBLANES
+from mkc.codegen_pallas.support.refs import Ref
+from mkc.codegen_pallas.support.refs import Scalar
+from mkc.codegen_pallas.support.refs import View
+from mkc.codegen_pallas.support.refs import wrapped_next
+from mkc.codegen_pallas.support.streams import AHEAD_OF_TAPE
+from mkc.codegen_pallas.support.vector import round_bf16
+
+# Scores of masked positions and the first running maximum: finite, so that no difference of two is
+# NaN, and so low that its exponential against any real score is zero.
+MASKED = -1e30
+
+
+@dataclass(frozen=True, kw_only=True)
+class KvStream:
+    """The caches of all layers and the ring their tiles pass through.
+
+    Attributes:
+      key_hbm: `[layers, batch, context, kv_heads * head_dim]` bf16, as is `value_hbm`.
+      key_ring: `[slots, tile, kv_heads * head_dim]` bf16 in VMEM, as is `value_ring`.
+      arrived: DMA semaphores `[2, slots]`: keys, values.
+      key_new: `[batch, 16, kv_heads * head_dim]` bf16 in VMEM, as is `value_new`: the blocks of
+        rows on their way to the cache.
+      written: DMA semaphores `[2, batch]`: keys, values.
+      tile: rows per tile, a multiple of 16 that divides the context.
+    """
+
+    key_hbm: Ref
+    value_hbm: Ref
+    key_ring: Ref
+    value_ring: Ref
+    arrived: Ref
+    key_new: Ref
+    value_new: Ref
+    written: Ref
+    layers: int
+    slots: int
+    tile: int
+
+    def __post_init__(self) -> None:
+        assert self.tile % BF16_ROWS == 0, f"a tile of {self.tile} rows is not a multiple of 16"
+
+
+class KvCursor(NamedTuple):
+    """Where the tiles stand.
+
+    Attributes:
+      slot: the slot to consume next, which is also the next to refill.
+      layer: of the next tile to fetch, `slots` tiles ahead of the one to consume.
+      sequence: of the next tile to fetch.
+      tile: the next tile to fetch.
+      calls: attention calls so far, which is the layer that consumes next.
+    """
+
+    slot: Scalar
+    layer: Scalar
+    sequence: Scalar
+    tile: Scalar
+    calls: Scalar
+
+
+def _tiles(kv: KvStream, position: Scalar) -> jax.Array:
+    """Number of tiles that hold rows 0 .. position."""
+    return lax.div(position, jnp.int32(kv.tile)) + 1
+
+
+def _fetches(
+    kv: KvStream, layer: Scalar, sequence: Scalar, tile: Scalar, slot: Scalar
+) -> list[Any]:
+    rows = pl.ds(pl.multiple_of(tile * kv.tile, BF16_ROWS), kv.tile)
+    return [
+        pltpu.make_async_copy(
+            hbm.at[layer, sequence, rows, :], ring.at[slot], kv.arrived.at[i, slot]
+        )
+        for i, (hbm, ring) in enumerate(((kv.key_hbm, kv.key_ring), (kv.value_hbm, kv.value_ring)))
+    ]
+
+
+def _writes(kv: KvStream, layer: Scalar, sequence: Scalar, first_row: Scalar) -> list[Any]:
+    rows = pl.ds(pl.multiple_of(first_row, BF16_ROWS), BF16_ROWS)
+    return [
+        pltpu.make_async_copy(
+            block.at[sequence], hbm.at[layer, sequence, rows, :], kv.written.at[i, sequence]
+        )
+        for i, (block, hbm) in enumerate(((kv.key_new, kv.key_hbm), (kv.value_new, kv.value_hbm)))
+    ]
+
+
+def _fetch_next(kv: KvStream, cursor: KvCursor, positions: Ref, batch: int) -> KvCursor:
+    """Fetches the next tile, if any is left, into `cursor.slot` and moves on."""
+
+    @pl.when(cursor.layer < kv.layers)
+    def _start() -> None:
+        for copy in _fetches(kv, cursor.layer, cursor.sequence, cursor.tile, cursor.slot):
+            copy.start(priority=AHEAD_OF_TAPE)
+
+    last_tile = cursor.tile + 1 == _tiles(kv, positions[cursor.sequence])
+    tile = jnp.where(last_tile, 0, cursor.tile + 1)
+    last_sequence = last_tile & (cursor.sequence == batch - 1)
+    following = jnp.where(last_tile, cursor.sequence + 1, cursor.sequence)
+    sequence = jnp.where(last_sequence, 0, following)
+    layer = jnp.where(last_sequence, cursor.layer + 1, cursor.layer)
+    return KvCursor(
+        slot=wrapped_next(cursor.slot, kv.slots),
+        layer=layer,
+        sequence=sequence,
+        tile=tile,
+        calls=cursor.calls,
+    )
+
+
+def kv_prologue(kv: KvStream, positions: Ref, batch: int) -> KvCursor:
+    """Starts the first `slots` tiles, or all when there are fewer.
+
+    Args:
+      positions: `[batch]` i32 in SMEM, each in 0 .. context - 1.
+    """
+    zero = jnp.int32(0)
+    start = KvCursor(slot=zero, layer=zero, sequence=zero, tile=zero, calls=zero)
+
+    def fetch(_: jax.Array, cursor: KvCursor) -> KvCursor:
+        return _fetch_next(kv, cursor, positions, batch)
+
+    result: KvCursor = lax.fori_loop(0, kv.slots, fetch, start)
+    return result
+
+
+def _patch(
+    kv: KvStream,
+    *,
+    layer: Scalar,
+    sequence: Scalar,
+    slot: Scalar,
+    position: Scalar,
+    rows: tuple[jax.Array, jax.Array],
+) -> None:
+    """Puts the new key and value row into the last tile and starts their way to the cache.
+
+    Value rows beyond the position become zero: their weights are zero, but what the cache holds
+    there may be NaN.
+    """
+    offset = lax.rem(position, jnp.int32(kv.tile))
+    first = pl.multiple_of(offset & -BF16_ROWS, BF16_ROWS)
+
+    @pl.when(layer > 0)
+    def _previous_write() -> None:
+        for copy in _writes(kv, 0, sequence, 0):
+            copy.wait()
+
+    for ring, new, row in (
+        (kv.key_ring, kv.key_new, rows[0]),
+        (kv.value_ring, kv.value_new, rows[1]),
+    ):
+        block = ring[slot, pl.ds(first, BF16_ROWS), :].astype(jnp.float32)
+        mine = lax.broadcasted_iota(jnp.int32, block.shape, 0) == offset - first
+        patched = jnp.where(mine, jnp.broadcast_to(row, block.shape), block).astype(jnp.bfloat16)
+        ring[slot, pl.ds(first, BF16_ROWS), :] = patched
+        new[sequence] = patched
+    for copy in _writes(kv, layer, sequence, position & -BF16_ROWS):
+        copy.start(priority=AHEAD_OF_TAPE)
+    values = kv.value_ring[slot]
+    visible = lax.broadcasted_iota(jnp.int32, values.shape, 0) <= offset
+    kv.value_ring[slot] = jnp.where(visible, values, jnp.zeros_like(values))
+
+
+class _Softmax(NamedTuple):
+    """A query group: running maximum and sum `[8, 1]`, weighted values `[8, head_dim]`."""
+
+    maximum: jax.Array
+    total: jax.Array
+    values: jax.Array
+
+
+def _attend(
+    query: jax.Array, keys: jax.Array, values: jax.Array, last: Scalar, scale: float, old: _Softmax
+) -> _Softmax:
+    """Adds one tile, of which rows 0 .. last are visible, to a query group's softmax."""
+    scores = lax.dot_general(
+        query, keys, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
+    )
+    visible = lax.broadcasted_iota(jnp.int32, scores.shape, 1) <= last
+    scores = jnp.where(visible, scores * scale, MASKED)
+    maximum = jnp.maximum(old.maximum, jnp.max(scores, axis=1, keepdims=True))
+    weights = jnp.exp(scores - maximum)
+    correction = jnp.exp(old.maximum - maximum)
+    added = jnp.dot(weights.astype(jnp.bfloat16), values, preferred_element_type=jnp.float32)
+    return _Softmax(
+        maximum=maximum,
+        total=old.total * correction + jnp.sum(weights, axis=1, keepdims=True),
+        values=old.values * correction + added,
+    )
+
+
+def _query_group(row: jax.Array, group: int, head_dim: int) -> jax.Array:
+    """`[1, group * head_dim]` as bf16 `[rows, head_dim]`, rows a multiple of 8, the rest zero."""
+    heads = [row[:, head * head_dim : (head + 1) * head_dim] for head in range(group)]
+    padding = -group % SUBLANES
+    if padding:
+        heads.append(jnp.zeros((padding, head_dim), jnp.float32))
+    return jnp.concatenate(heads, axis=0).astype(jnp.bfloat16)
+
+
+def attention(
+    kv: KvStream,
+    cursor: KvCursor,
+    positions: Ref,
+    *,
+    q: View,
+    k: View,
+    v: View,
+    out: View,
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    scale: float,
+) -> KvCursor:
+    """Writes each sequence's key and value row to the cache and attends to rows 0 .. position.
+
+    Scores, scale and softmax in f32; the exponentials are rounded to bf16 for the product with the
+    values, which is accumulated in f32; the result is rounded to bf16. Call once per layer.
+
+    Args:
+      positions: `[batch]` i32 in SMEM, the same as given to `kv_prologue`.
+      q: `[R, heads * head_dim]`, as is `out`; rows of `out` from `batch` on are kept.
+      k: `[R, kv_heads * head_dim]`, as is `v`.
+      kv_heads: query head h reads key head `h * kv_heads // heads`.
+    """
+    assert heads % kv_heads == 0, f"{heads} query heads over {kv_heads} key heads"
+    group = heads // kv_heads
+    layer = cursor.calls
+
+    def one_sequence(sequence: jax.Array, cursor: KvCursor) -> KvCursor:
+        position = positions[sequence]
+        tiles = _tiles(kv, position)
+        query_row = q.row(sequence)
+        new_rows = (k.row(sequence), v.row(sequence))
+        lanes = [slice(head * head_dim, (head + 1) * head_dim) for head in range(kv_heads)]
+        queries = [
+            _query_group(
+                query_row[:, head * group * head_dim : (head + 1) * group * head_dim],
+                group,
+                head_dim,
+            )
+            for head in range(kv_heads)
+        ]
+
+        def one_tile(
+            tile: jax.Array, carry: tuple[KvCursor, list[_Softmax]]
+        ) -> tuple[KvCursor, list[_Softmax]]:
+            cursor, softmax = carry
+            slot = cursor.slot
+            for copy in _fetches(kv, 0, 0, 0, slot):
+                copy.wait()
+
+            @pl.when(tile == tiles - 1)
+            def _last_tile() -> None:
+                _patch(
+                    kv,
+                    layer=layer,
+                    sequence=sequence,
+                    slot=slot,
+                    position=position,
+                    rows=new_rows,
+                )
+
+            last = position - tile * kv.tile
+            softmax = [
+                _attend(
+                    queries[head],
+                    kv.key_ring[slot, :, lanes[head]],
+                    kv.value_ring[slot, :, lanes[head]],
+                    last,
+                    scale,
+                    softmax[head],
+                )
+                for head in range(kv_heads)
+            ]
+            return _fetch_next(kv, cursor, positions, batch), softmax
+
+        rows = queries[0].shape[0]
+        empty = _Softmax(
+            maximum=jnp.full((rows, 1), MASKED, jnp.float32),
+            total=jnp.zeros((rows, 1), jnp.float32),
+            values=jnp.zeros((rows, head_dim), jnp.float32),
+        )
+        cursor, softmax = lax.fori_loop(0, tiles, one_tile, (cursor, [empty] * kv_heads))
+        results = [round_bf16(one.values / one.total) for one in softmax]
+        row = jnp.concatenate(
+            [result[head : head + 1, :] for result in results for head in range(group)], axis=1
+        )
+        out.store_row(sequence, row)
+        return cursor
+
+    cursor = lax.fori_loop(0, batch, one_sequence, cursor)
+    return cursor._replace(calls=layer + 1)
+
+
+def kv_drain(kv: KvStream, batch: int) -> None:
+    """Waits for the last layer's writes to the cache. Call once, after the last layer."""
+    for sequence in range(batch):
+        for copy in _writes(kv, 0, sequence, 0):
+            copy.wait()

@@ -1,0 +1,129 @@
+"""The gated delta rule over recurrent states that stream through VMEM."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from mkc.codegen_pallas.support.refs import LANES
+from mkc.codegen_pallas.support.refs import Scalar
+from mkc.codegen_pallas.support.refs import View
+from mkc.codegen_pallas.support.streams import Stream
+from mkc.codegen_pallas.support.streams import StreamCursor
+from mkc.codegen_pallas.support.streams import stream_advance
+from mkc.codegen_pallas.support.streams import stream_wait
+from mkc.codegen_pallas.support.vector import round_bf16
+
+UNROLLED_HEADS = 12  # above it the key heads become a run-time loop, which keeps the code small
+
+
+def _head_row(view: View, row: Scalar, head: Scalar, size: int) -> jax.Array:
+    """Head `head` of row `row` as `[1, size]`; `head` may be a run-time value."""
+    if isinstance(head, int):
+        return view.lanes(head * size, size).row(row)
+    start = view.start + head * size
+    if view.start % LANES == 0 and size % LANES == 0:
+        start = pl.multiple_of(start, LANES)
+    value = view.ref[:, pl.ds(start, size)]
+    mine = lax.broadcasted_iota(jnp.int32, value.shape, 0) == row
+    return jnp.sum(jnp.where(mine, value, 0.0), axis=0, keepdims=True)
+
+
+def _store_head_row(view: View, row: Scalar, head: Scalar, value: jax.Array) -> None:
+    """Replaces head `head` of row `row` by `value` `[1, size]`."""
+    size = value.shape[1]
+    if isinstance(head, int):
+        view.lanes(head * size, size).store_row(row, value)
+        return
+    start = view.start + head * size
+    if view.start % LANES == 0 and size % LANES == 0:
+        start = pl.multiple_of(start, LANES)
+    old = view.ref[:, pl.ds(start, size)]
+    mine = lax.broadcasted_iota(jnp.int32, old.shape, 0) == row
+    view.ref[:, pl.ds(start, size)] = jnp.where(mine, jnp.broadcast_to(value, old.shape), old)
+
+
+def _element(row: jax.Array, index: Scalar) -> jax.Array:
+    """Element `index` of `[1, n]` as `[1, 1]`; `index` may be a run-time value."""
+    if isinstance(index, int):
+        return row[:, index : index + 1]
+    mine = lax.broadcasted_iota(jnp.int32, row.shape, 1) == index
+    return jnp.sum(jnp.where(mine, row, 0.0), axis=1, keepdims=True)
+
+
+def _down_the_rows(row: jax.Array, columns: int) -> jax.Array:
+    """`[1, n]` turned into `[n, columns]` whose every column is the vector."""
+    return jnp.transpose(jnp.broadcast_to(row, (columns, row.shape[1])))
+
+
+def delta_rule(
+    stream: Stream,
+    cursor: StreamCursor,
+    *,
+    q: View,
+    k: View,
+    v: View,
+    beta: View,
+    decay: View,
+    out: View,
+    batch: int,
+    key_heads: int,
+    value_heads: int,
+    key_dim: int,
+    value_dim: int,
+) -> StreamCursor:
+    """One step of the gated delta rule for every sequence; the states are updated in place.
+
+    Per value head, all in f32: `S <- exp(decay) S`, `p = S^T k`, `S <- S + k (beta (v - p))^T`,
+    `o = S^T q`, and `o` is rounded to bf16. A state's rows are keys, so both products are sums
+    over rows, which cost less than sums over lanes.
+
+    Args:
+      stream: states, one item `[value_heads * key_dim, value_dim]` f32 per sequence, with
+        write-back.
+      q: `[R, key_heads * key_dim]`, as is `k`.
+      v: `[R, value_heads * value_dim]`, as is `out`; rows of `out` from `batch` on are kept.
+      beta: `[R, value_heads]`, as is `decay`.
+      key_heads: value head j uses key head `j * key_heads // value_heads`.
+    """
+    assert value_heads % key_heads == 0, f"{value_heads} value heads over {key_heads} key heads"
+    group = value_heads // key_heads
+
+    def key_head(sequence: Scalar, slot: Scalar, head: Scalar) -> None:
+        keys = _down_the_rows(_head_row(k, sequence, head, key_dim), value_dim)
+        queries = _down_the_rows(_head_row(q, sequence, head, key_dim), value_dim)
+        betas = beta.row(sequence)
+        factors = jnp.exp(decay.row(sequence))
+        for member in range(group):
+            value_head = head * group + member
+            first_row = value_head * key_dim
+            if not isinstance(first_row, int) and key_dim % LANES == 0:
+                first_row = pl.multiple_of(first_row, LANES)
+            rows = pl.ds(first_row, key_dim)
+            state = stream.ring[slot, rows, :] * _element(factors, value_head)
+            predicted = jnp.sum(state * keys, axis=0, keepdims=True)
+            value = _head_row(v, sequence, value_head, value_dim)
+            update = (value - predicted) * _element(betas, value_head)
+            state = state + keys * update
+            stream.ring[slot, rows, :] = state
+            result = jnp.sum(state * queries, axis=0, keepdims=True)
+            _store_head_row(out, sequence, value_head, round_bf16(result))
+
+    def one_sequence(sequence: jax.Array, cursor: StreamCursor) -> StreamCursor:
+        stream_wait(stream, cursor)
+        if value_heads <= UNROLLED_HEADS:
+            for head in range(key_heads):
+                key_head(sequence, cursor.slot, head)
+        else:
+
+            def one_head(head: jax.Array, carry: jax.Array) -> jax.Array:
+                key_head(sequence, cursor.slot, head)
+                return carry
+
+            lax.fori_loop(0, key_heads, one_head, jnp.int32(0))
+        return stream_advance(stream, cursor)
+
+    result: StreamCursor = lax.fori_loop(0, batch, one_sequence, cursor)
+    return result

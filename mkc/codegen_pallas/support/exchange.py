@@ -1,0 +1,208 @@
+"""Exchanges between the ranks of the mesh axis "tp".
+
+Each waits for its own sends and receives, so every semaphore is zero between exchanges. Sums run in
+rank order, which makes all ranks bit-identical. Peers are visited from the farthest rank number to
+the sibling core, so that the slow links start first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from mkc.codegen_pallas.support.refs import LANES
+from mkc.codegen_pallas.support.refs import SUBLANES
+from mkc.codegen_pallas.support.refs import Ref
+from mkc.codegen_pallas.support.vector import join
+from mkc.codegen_pallas.support.vector import round_bf16
+
+AXIS = "tp"
+
+
+def _peers(ranks: int) -> list[jax.Array]:
+    """All other ranks, in the order of sending.
+
+    With a power of two the order is by exclusive or: at every moment each rank sends to one and
+    receives from one, and the sibling core, which differs in the lowest bit, comes last.
+    """
+    me = lax.axis_index(AXIS)
+    distances = range(ranks - 1, 0, -1)
+    if ranks & (ranks - 1) == 0:
+        return [jnp.bitwise_xor(me, distance) for distance in distances]
+    wrapped = [me + distance for distance in distances]
+    return [jnp.where(peer >= ranks, peer - ranks, peer) for peer in wrapped]
+
+
+def _send(source: Ref, target: Ref, send_sem: Ref, receive_sem: Ref, peer: Any) -> Any:
+    return pltpu.make_async_remote_copy(
+        src_ref=source,
+        dst_ref=target,
+        send_sem=send_sem,
+        recv_sem=receive_sem,
+        device_id={AXIS: peer},
+    )
+
+
+def entry_barrier(ranks: int) -> None:
+    """Waits until every rank has entered the kernel. Call before the first remote copy."""
+    if ranks == 1:
+        return
+    barrier = pltpu.get_barrier_semaphore()
+    for peer in _peers(ranks):
+        pl.semaphore_signal(barrier, 1, device_id={AXIS: peer})
+    pl.semaphore_wait(barrier, ranks - 1)
+
+
+def all_reduce_one_shot(
+    value: jax.Array,
+    *,
+    send: Ref,
+    receive: Ref,
+    send_sem: Ref,
+    receive_sem: Ref,
+    ranks: int,
+) -> jax.Array:
+    """The sum of every rank's `value`, `[w, N]` f32 with w 1 or 8; everybody sends to everybody.
+
+    Consecutive exchanges need different `receive` and `receive_sem`, two of each in turn: a rank
+    may start the next exchange while a peer still waits in this one, but not the one after it.
+
+    Args:
+      send: `[w, N]` f32 in VMEM.
+      receive: `[ranks, w, N]` f32 in VMEM.
+    """
+    if ranks == 1:
+        return value
+    me = lax.axis_index(AXIS)
+    send[...] = value
+    copies = [_send(send, receive.at[me], send_sem, receive_sem, peer) for peer in _peers(ranks)]
+    for copy in copies:
+        copy.start()
+    receive[me] = value
+    for copy in copies:
+        copy.wait_recv()
+    total: jax.Array = receive[0]
+    for rank in range(1, ranks):
+        total = total + receive[rank]
+    for copy in copies:
+        copy.wait_send()
+    return total
+
+
+def all_reduce_two_phase(
+    partial: Ref,
+    *,
+    scattered: Ref,
+    send: Ref,
+    gathered: Ref,
+    scatter_send_sem: Ref,
+    scatter_receive_sem: Ref,
+    gather_send_sem: Ref,
+    gather_receive_sem: Ref,
+    ranks: int,
+) -> jax.Array:
+    """The sum of every rank's `partial`, rounded once to bf16, as f32 `[R, N]`.
+
+    Each rank sums one block of N / ranks columns and sends the bf16 result to all. The buffers may
+    serve every exchange: a rank sends its gather only after it has read what was scattered to it,
+    and its next scatter only after it has read what was gathered.
+
+    Args:
+      partial: `[R, N]` f32 in VMEM.
+      scattered: `[ranks, R, N / ranks]` f32 in VMEM.
+      send: `[R, N / ranks]` bf16 in VMEM.
+      gathered: `[ranks, R, N / ranks]` bf16 in VMEM.
+    """
+    if ranks == 1:
+        return round_bf16(partial[...])
+    me = lax.axis_index(AXIS)
+    peers = _peers(ranks)
+    columns = partial.shape[1] // ranks
+
+    def block(rank: jax.Array) -> Any:
+        start = rank * columns
+        return pl.ds(pl.multiple_of(start, LANES) if columns % LANES == 0 else start, columns)
+
+    scatter = [
+        _send(
+            partial.at[:, block(peer)],
+            scattered.at[me],
+            scatter_send_sem,
+            scatter_receive_sem,
+            peer,
+        )
+        for peer in peers
+    ]
+    for copy in scatter:
+        copy.start()
+    scattered[me] = partial[:, block(me)]
+    for copy in scatter:
+        copy.wait_recv()
+    total: jax.Array = scattered[0]
+    for rank in range(1, ranks):
+        total = total + scattered[rank]
+    send[...] = total.astype(jnp.bfloat16)
+    gather = [
+        _send(send, gathered.at[me], gather_send_sem, gather_receive_sem, peer) for peer in peers
+    ]
+    for copy in gather:
+        copy.start()
+    gathered[me] = send[...]
+    for copy in gather:
+        copy.wait_recv()
+    result = join([gathered[rank].astype(jnp.float32) for rank in range(ranks)])
+    for copy in (*scatter, *gather):
+        copy.wait_send()
+    return result
+
+
+def sharded_argmax(
+    best: jax.Array,
+    index: jax.Array,
+    *,
+    send: Ref,
+    receive: Ref,
+    send_sem: Ref,
+    receive_sem: Ref,
+    ranks: int,
+    columns_per_rank: int,
+) -> jax.Array:
+    """The global index `[8, 1]` i32 of the largest value over all ranks, the lowest one on ties.
+
+    Value bits and ids travel in one block, as integers: ids as f32 would be flushed denormals.
+    `receive` and `receive_sem` alternate as in `all_reduce_one_shot`.
+
+    Args:
+      best: `[8, 1]` f32, this rank's largest value per row.
+      index: `[8, 1]` i32, its column within this rank's `columns_per_rank`.
+      send: `[16, 128]` i32 in VMEM: values in rows 0 .. 7, ids in rows 8 .. 15.
+      receive: `[ranks, 16, 128]` i32 in VMEM.
+    """
+    if ranks == 1:
+        return index
+    me = lax.axis_index(AXIS)
+    shape = (SUBLANES, LANES)
+    bits = lax.bitcast_convert_type(jnp.broadcast_to(best, shape), jnp.int32)
+    send[0:SUBLANES, :] = bits
+    send[SUBLANES:, :] = jnp.broadcast_to(index + me * columns_per_rank, shape)
+    copies = [_send(send, receive.at[me], send_sem, receive_sem, peer) for peer in _peers(ranks)]
+    for copy in copies:
+        copy.start()
+    receive[me] = send[...]
+    for copy in copies:
+        copy.wait_recv()
+    top = lax.bitcast_convert_type(receive[0, 0:SUBLANES, :], jnp.float32)
+    chosen: jax.Array = receive[0, SUBLANES:, :]
+    for rank in range(1, ranks):
+        value = lax.bitcast_convert_type(receive[rank, 0:SUBLANES, :], jnp.float32)
+        better = value > top
+        top = jnp.where(better, value, top)
+        chosen = jnp.where(better, receive[rank, SUBLANES:, :], chosen)
+    for copy in copies:
+        copy.wait_send()
+    return chosen[:, 0:1]

@@ -1,0 +1,178 @@
+"""How a generated kernel becomes a jitted function over a mesh.
+
+Every array but the tables is divided over the mesh axis along its first dimension; its shape in
+`Operand` is one rank's part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+
+from mkc.codegen_pallas.support.exchange import AXIS
+
+DTYPES = {"bf16": jnp.bfloat16, "f32": jnp.float32, "i32": jnp.int32}
+SCALARS = ("tokens", "positions")
+WHOLE = ("tokens", "positions", "table")  # roles that every rank has a copy of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operand:
+    """An argument: `shape` on one rank; `updated` arrays are donated and returned."""
+
+    name: str
+    role: str
+    shape: tuple[int, ...]
+    dtype: str
+    updated: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelSpec:
+    """Everything about a kernel but its body.
+
+    Attributes:
+      scratch: (name, kind, shape) with kind a dtype for VMEM or `dma` for semaphores.
+      logits: [rows, columns] of one rank when the kernel returns them.
+    """
+
+    name: str
+    ranks: int
+    batch: int
+    operands: Sequence[Operand]
+    scratch: Sequence[tuple[str, str, tuple[int, ...]]]
+    logits: tuple[int, int] | None
+    vmem_limit_bytes: int
+    collective_id: int
+
+
+def build(
+    body: Callable[[SimpleNamespace], None], spec: KernelSpec, mesh: Mesh, interpret: Any
+) -> Any:
+    """The jitted step: operands in order -> (next tokens, [logits,] updated arrays).
+
+    Updated arrays are donated. On one device and in interpret mode they are aliased to results of the
+    call. Around a call that communicates XLA would copy every aliased array in and out, so on several
+    TPU devices the kernel writes its operands in place (it is marked as having side effects) and the
+    step returns the donated arguments: the same buffers, without a copy.
+
+    Args:
+      body: the kernel, called with a namespace of references by name.
+      mesh: one axis `tp` of `spec.ranks` devices.
+      interpret: False for a TPU, else what `pallas_call` accepts.
+    """
+    updated = [index for index, one in enumerate(spec.operands) if one.updated]
+    in_place = interpret is False and spec.ranks > 1
+    call = _call(body, spec, interpret, aliased=() if in_place else tuple(updated))
+
+    def step(*arguments: jax.Array) -> tuple[jax.Array, ...]:
+        pinned = [
+            one
+            if operand.role in SCALARS or interpret is not False
+            else pltpu.with_memory_space_constraint(one, pltpu.HBM)
+            for one, operand in zip(arguments, spec.operands, strict=True)
+        ]
+        results = tuple(call(*pinned))
+        return (*results, *(arguments[index] for index in updated)) if in_place else results
+
+    logits_specs = [PartitionSpec(None, AXIS)] if spec.logits else []
+    partitions = [_partition(one) for one in spec.operands]
+    sharded = jax.shard_map(
+        step,
+        mesh=mesh,
+        in_specs=tuple(partitions),
+        out_specs=(PartitionSpec(), *logits_specs, *(partitions[index] for index in updated)),
+        check_vma=False,
+    )
+    return jax.jit(sharded, donate_argnums=tuple(updated))
+
+
+def _call(
+    body: Callable[[SimpleNamespace], None],
+    spec: KernelSpec,
+    interpret: Any,
+    aliased: tuple[int, ...],
+) -> Any:
+    """The `pallas_call`; without `aliased` operands the kernel writes the operands themselves."""
+    outputs = [("next_token", (spec.batch,), "i32")]
+    if spec.logits:
+        outputs.append(("logits", spec.logits, "f32"))
+    results = [
+        *outputs,
+        *((f"{one.name}_out", one.shape, one.dtype) for one in _select(spec, aliased)),
+    ]
+    names = [one.name for one in spec.operands]
+    names += [name for name, _, _ in results] + [name for name, _, _ in spec.scratch]
+
+    def kernel(*refs: Any) -> None:
+        memory = SimpleNamespace(**dict(zip(names, refs, strict=True)))
+        for one in spec.operands:
+            if one.updated and not aliased:
+                setattr(memory, f"{one.name}_out", getattr(memory, one.name))
+        body(memory)
+
+    return pl.pallas_call(
+        kernel,
+        name=spec.name,
+        out_shape=[jax.ShapeDtypeStruct(shape, DTYPES[dtype]) for _, shape, dtype in results],
+        in_specs=[
+            pl.BlockSpec(memory_space=pltpu.SMEM if one.role in SCALARS else pl.ANY)
+            for one in spec.operands
+        ],
+        out_specs=[
+            pl.BlockSpec(memory_space=pltpu.SMEM),
+            *[pl.BlockSpec(memory_space=pl.ANY)] * (len(results) - 1),
+        ],
+        scratch_shapes=[
+            pltpu.SemaphoreType.DMA(shape) if kind == "dma" else pltpu.VMEM(shape, DTYPES[kind])
+            for _, kind, shape in spec.scratch
+        ],
+        input_output_aliases={
+            operand: len(outputs) + place for place, operand in enumerate(aliased)
+        },
+        compiler_params=pltpu.CompilerParams(
+            collective_id=spec.collective_id if spec.ranks > 1 else None,
+            vmem_limit_bytes=spec.vmem_limit_bytes,
+            disable_bounds_checks=True,
+            has_side_effects=True,
+        ),
+        interpret=interpret,
+    )
+
+
+def _select(spec: KernelSpec, indices: tuple[int, ...]) -> list[Operand]:
+    return [spec.operands[index] for index in indices]
+
+
+def abstract_arguments(spec: KernelSpec, mesh: Mesh) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Shapes, dtypes and shardings of all operands over the mesh."""
+    return tuple(
+        jax.ShapeDtypeStruct(
+            global_shape(one, spec.ranks),
+            DTYPES[one.dtype],
+            sharding=NamedSharding(mesh, _partition(one)),
+        )
+        for one in spec.operands
+    )
+
+
+def global_shape(operand: Operand, ranks: int) -> tuple[int, ...]:
+    """Shape of an operand over all ranks."""
+    if operand.role in WHOLE:
+        return operand.shape
+    return (ranks * operand.shape[0], *operand.shape[1:])
+
+
+def _partition(operand: Operand) -> PartitionSpec:
+    return PartitionSpec() if operand.role in WHOLE else PartitionSpec(AXIS)

@@ -1,0 +1,71 @@
+"""References and views that the support functions share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+type Ref = Any
+"""A Pallas reference: a buffer in VMEM, SMEM or HBM, or a semaphore array."""
+
+type Scalar = Any
+"""An int32 scalar: a Python int or a traced value."""
+
+LANES = 128  # lanes of a vector register
+SUBLANES = 8  # f32 rows of a vector register
+BF16_ROWS = 16  # rows of a bf16 tile: the smallest block of rows that a copy may move
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """Lanes `start` .. `start + width` of every row of a `[R, N]` f32 buffer in VMEM."""
+
+    ref: Ref
+    start: int
+    width: int
+
+    def load(self) -> jax.Array:
+        """All rows, `[R, width]`."""
+        value: jax.Array = self.ref[:, self.start : self.start + self.width]
+        return value
+
+    def store(self, value: jax.Array) -> None:
+        """Replaces all rows by `value` `[R, width]`."""
+        self.ref[:, self.start : self.start + self.width] = value
+
+    def row(self, index: Scalar) -> jax.Array:
+        """Row `index`, which may be a run-time value, as `[1, width]`.
+
+        Chosen by a mask: the chip has no load of a run-time row that is one register wide out of
+        a wider buffer.
+        """
+        value = self.load()
+        mine = lax.broadcasted_iota(jnp.int32, value.shape, 0) == index
+        return jnp.sum(jnp.where(mine, value, 0.0), axis=0, keepdims=True)
+
+    def store_row(self, index: Scalar, value: jax.Array) -> None:
+        """Replaces row `index` by `value` `[1, width]`; other rows keep what they hold."""
+        old = self.load()
+        mine = lax.broadcasted_iota(jnp.int32, old.shape, 0) == index
+        self.store(jnp.where(mine, jnp.broadcast_to(value, old.shape), old))
+
+    def lanes(self, start: int, width: int) -> View:
+        """Lanes `start` .. `start + width` of this view."""
+        assert start + width <= self.width, f"lanes {start}+{width} of a view of {self.width}"
+        return View(ref=self.ref, start=self.start + start, width=width)
+
+
+def wrapped_next(index: Scalar, count: int) -> jax.Array:
+    """`(index + 1) % count` for an index below `count`, without a division."""
+    following = jnp.asarray(index, jnp.int32) + 1
+    return jnp.where(following == count, 0, following)
+
+
+def wrapped_previous(index: Scalar, count: int) -> jax.Array:
+    """`(index - 1) % count` for an index below `count`, without a division."""
+    index = jnp.asarray(index, jnp.int32)
+    return jnp.where(index == 0, count - 1, index - 1)

@@ -1,0 +1,287 @@
+"""Pass 10: shards the graph over the mesh and inserts the exchanges.
+
+Values start replicated. A projection of a replicated value is divided by its output units (column
+parallel), a projection of a divided value by its input units (row parallel), whose partial results an
+all-reduce sums. Everything between keeps its operands' division: heads never talk to each other.
+Each op type has a SHARD facet: (op, operand shardings, context) -> `Rule`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from dataclasses import field
+from dataclasses import replace
+from math import gcd
+from typing import ClassVar
+
+from mkc.errors import ShardingError
+from mkc.errors import UnsupportedOpError
+from mkc.ir import ops
+from mkc.ir.facets import INFER
+from mkc.ir.facets import SHARD
+from mkc.ir.graph import Block
+from mkc.ir.graph import Carry
+from mkc.ir.graph import Graph
+from mkc.ir.graph import Node
+from mkc.ir.graph import Repeat
+from mkc.ir.graph import Value
+from mkc.ir.types import Axis
+from mkc.ir.types import DType
+from mkc.ir.types import TensorType
+from mkc.passes.sharding import REPLICATED
+from mkc.passes.sharding import ShardedGraph
+from mkc.passes.sharding import Sharding
+from mkc.schedule.decisions import DecisionLog
+
+MAX_RANKS_LISTED = 64  # mesh sizes tried for the advice in an error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """What a facet answers.
+
+    Attributes:
+      operands: required sharding of every operand; parameters take it, values must have it.
+      states: sharding of every state.
+      results: sharding of every result.
+      op: the op to use on a rank, None for the same.
+    """
+
+    operands: tuple[Sharding, ...]
+    results: tuple[Sharding, ...]
+    states: tuple[Sharding, ...] = ()
+    op: ops.Op | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardContext:
+    """What a facet may look at: the node, the full operand and result types, the mesh size."""
+
+    node: Node
+    types: tuple[TensorType, ...]
+    state_types: tuple[TensorType, ...]
+    ranks: int
+    divide_units: Callable[[TensorType, int, str], Sharding]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """Divides a graph over `ranks` devices."""
+
+    name: ClassVar[str] = "shard"
+    ranks: int
+
+    def apply(self, graph: Graph, log: DecisionLog) -> ShardedGraph:
+        """Returns the graph of one rank. Raises `ShardingError` when a dimension does not divide."""
+        walk = _Walk(graph=graph, ranks=self.ranks)
+        body = walk.block(graph.body)
+        params = {
+            key: replace(param, type=walk.params.get(key, REPLICATED).local(param.type))
+            for key, param in graph.params.items()
+        }
+        states = {
+            key: replace(state, type=walk.states.get(key, REPLICATED).local(state.type))
+            for key, state in graph.states.items()
+        }
+        local = replace(graph, body=body, params=params, states=states)
+        self._record(graph, walk, log)
+        return ShardedGraph(
+            graph=local,
+            full=graph,
+            ranks=self.ranks,
+            params={key: walk.params.get(key, REPLICATED) for key in graph.params},
+            states={key: walk.states.get(key, REPLICATED) for key in graph.states},
+        )
+
+    def _record(self, graph: Graph, walk: _Walk, log: DecisionLog) -> None:
+        log.choose(
+            "shard.ranks",
+            passed=self.name,
+            chosen=f"tensor parallel over {self.ranks}",
+            because="one decode step reads every weight once, so the weights are divided evenly",
+        )
+        for key in sorted(walk.params):
+            sharding = walk.params[key]
+            if sharding.copies > 1:
+                log.choose(
+                    f"shard.copies.{key}",
+                    passed=self.name,
+                    chosen=f"{sharding.shards} shards, each on {sharding.copies} ranks",
+                    because="fewer heads than ranks; the copies save an exchange inside a layer",
+                    rejected={
+                        "split units": "a head split over ranks needs an exchange inside attention"
+                    },
+                )
+
+
+def possible_ranks(graph: Graph) -> list[int]:
+    """Mesh sizes up to `MAX_RANKS_LISTED` that divide the graph."""
+    found = []
+    for ranks in range(1, MAX_RANKS_LISTED + 1):
+        try:
+            _Walk(graph=graph, ranks=ranks, advise=False).block(graph.body)
+        except ShardingError:
+            continue
+        found.append(ranks)
+    return found
+
+
+@dataclass(kw_only=True)
+class _Walk:
+    """One traversal: rewrites nodes and remembers every value's sharding and full type."""
+
+    graph: Graph
+    ranks: int
+    advise: bool = True
+    values: dict[str, Sharding] = field(default_factory=dict)
+    types: dict[str, TensorType] = field(default_factory=dict)
+    params: dict[str, Sharding] = field(default_factory=dict)
+    states: dict[str, Sharding] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for value in self.graph.inputs:
+            self.values[value.name] = REPLICATED
+            self.types[value.name] = value.type
+
+    def block(self, block: Block) -> Block:
+        items: list[Node | Repeat] = []
+        for item in block.items:
+            if isinstance(item, Repeat):
+                items.append(self.repeat(item))
+            else:
+                items.extend(self.node(item))
+        return Block(items=tuple(items))
+
+    def repeat(self, repeat: Repeat) -> Repeat:
+        for carry in repeat.carries:
+            self._define(carry.argument, self.values[carry.initial])
+        body = self.block(repeat.body)
+        carries = []
+        for carry in repeat.carries:
+            sharding = self.values[carry.yielded]
+            assert sharding == self.values[carry.argument.name], (
+                f"{repeat.name}: carried value changes its sharding"
+            )
+            self._define(carry.result, sharding)
+            carries.append(
+                Carry(
+                    initial=carry.initial,
+                    argument=self._local(carry.argument),
+                    yielded=carry.yielded,
+                    result=self._local(carry.result),
+                )
+            )
+        return replace(repeat, carries=tuple(carries), body=body)
+
+    def node(self, node: Node) -> list[Node]:
+        facet = SHARD.find(node.op)
+        if facet is None:
+            raise UnsupportedOpError(
+                op=node.op.mnemonic,
+                facet="sharding rule",
+                location=node.location,
+            )
+        context = ShardContext(
+            node=node,
+            types=tuple(self._type(name) for name in node.operands),
+            state_types=tuple(self.graph.states[key].type for key in node.states),
+            ranks=self.ranks,
+            divide_units=self._divide(node),
+        )
+        operands = tuple(self.values.get(name) for name in node.operands)
+        rule: Rule = facet(node.op, operands, context)
+        for name, sharding in zip(node.operands, rule.operands, strict=True):
+            self._require(node, name, sharding)
+        for key, sharding in zip(node.states, rule.states, strict=True):
+            self.states[key] = sharding
+        return self._rewrite(node, rule)
+
+    def _rewrite(self, node: Node, rule: Rule) -> list[Node]:
+        op = rule.op or node.op
+        for value, sharding in zip(node.results, rule.results, strict=True):
+            self._define(value, sharding)
+        if not rule.results[0].partial:
+            results = tuple(self._local(value) for value in node.results)
+            return [replace(node, op=op, results=results)]
+        # A row-parallel projection: the partial sum gets a name of its own, the all-reduce the old one.
+        (value,) = node.results
+        partial = Value(name=f"{value.name}.partial", type=replace(value.type, dtype=DType.F32))
+        self.values[value.name] = REPLICATED
+        reduce_op = ops.AllReduce(ranks=self.ranks, dtype=value.type.dtype)
+        return [
+            replace(node, op=op, results=(partial,)),
+            Node(op=reduce_op, operands=(partial.name,), results=(value,), location=node.location),
+        ]
+
+    def _type(self, name: str) -> TensorType:
+        return self.graph.params[name].type if name in self.graph.params else self.types[name]
+
+    def _define(self, value: Value, sharding: Sharding) -> None:
+        self.values[value.name] = sharding
+        self.types[value.name] = value.type
+
+    def _local(self, value: Value) -> Value:
+        return replace(value, type=self.values[value.name].local(value.type))
+
+    def _require(self, node: Node, name: str, sharding: Sharding) -> None:
+        if name in self.graph.params:
+            known = self.params.setdefault(name, sharding)
+            assert known == sharding, f"{name} is used with two shardings"
+            return
+        if self.values[name] != sharding:
+            type = self.types[name]
+            axis = self.values[name].axis or sharding.axis or 0
+            raise self._error(node, type.axes[axis].name or f"axis {axis}", type.axes[axis], name)
+
+    def _divide(self, node: Node) -> Callable[[TensorType, int, str], Sharding]:
+        def divide_units(type: TensorType, axis: int, param: str) -> Sharding:
+            """All ranks different when the units allow it, else copies of heads."""
+            parts = type.axes[axis].parts
+            shards = gcd(self.ranks, *(part.count for part in parts))
+            if shards == self.ranks or all(part.copyable for part in parts):
+                return Sharding(axis=axis, shards=shards, copies=self.ranks // shards)
+            name = type.axes[axis].name or f"axis {axis}"
+            raise self._error(node, name, type.axes[axis], param)
+
+        return divide_units
+
+    def _error(self, node: Node, dimension: str, axis: Axis, name: str) -> ShardingError:
+        worst = next((part for part in axis.parts if part.count % self.ranks), axis.parts[0])
+        return ShardingError(
+            op=node.op.mnemonic,
+            dimension=dimension,
+            units=worst.count,
+            unit=worst.unit,
+            tp=self.ranks,
+            possible=possible_ranks(self.graph) if self.advise else (),
+            location=node.location,
+            param=name if name in self.graph.params else "",
+        )
+
+
+def infer_local(graph: Graph) -> None:
+    """Checks that every node's local types are what shape inference gives for its local operands."""
+    types = {value.name: value.type for value in graph.inputs}
+    _infer_block(graph, graph.body, types)
+
+
+def _infer_block(graph: Graph, block: Block, types: dict[str, TensorType]) -> None:
+    for item in block.items:
+        if isinstance(item, Repeat):
+            types.update({carry.argument.name: carry.argument.type for carry in item.carries})
+            _infer_block(graph, item.body, types)
+            types.update({carry.result.name: carry.result.type for carry in item.carries})
+            continue
+        operands = tuple(
+            graph.params[name].type if name in graph.params else types[name]
+            for name in item.operands
+        )
+        facet = INFER.find(item.op)
+        assert facet is not None, f"{item.op.mnemonic} has no shape inference"
+        inferred = facet(item.op, operands, tuple(graph.states[key].type for key in item.states))
+        for value, type in zip(item.results, inferred, strict=True):
+            assert value.type.shape == type.shape, (
+                f"{item.op.mnemonic} at {item.location}: local type {value.type}, inferred {type}"
+            )
+            types[value.name] = value.type

@@ -1,0 +1,219 @@
+"""Pass 20: cuts the graph of one rank into steps.
+
+Projections of the same value become one matmul, so that the weight stream has few, long matrices.
+Everything between two matmuls, exchanges or stateful operations becomes one vector chain. A
+projection to a few columns would pad a whole weight block; its weights are kept as rows instead
+(`narrow_matmul`) where that moves fewer bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from dataclasses import field
+from typing import ClassVar
+
+from mkc.ir import ops
+from mkc.ir.graph import Block
+from mkc.ir.graph import Node
+from mkc.ir.graph import Repeat
+from mkc.passes.sharding import ShardedGraph
+from mkc.passes.steps import Alias
+from mkc.passes.steps import Step
+from mkc.passes.steps import StepGraph
+from mkc.passes.steps import StepKind
+from mkc.passes.steps import StepLoop
+from mkc.passes.steps import lanes
+from mkc.schedule.decisions import DecisionLog
+from mkc.schedule.program import TAPE_LANES
+
+NARROW_ROWS = 16  # weight rows of a narrow matmul are padded to a bf16 tile
+
+ANCHORS: dict[type[ops.Op], StepKind] = {
+    ops.Embed: StepKind.EMBED,
+    ops.DeltaRule: StepKind.DELTA_RULE,
+    ops.Attention: StepKind.ATTENTION,
+    ops.AllReduce: StepKind.ALL_REDUCE,
+    ops.Argmax: StepKind.ARGMAX,
+    ops.ShardedArgmax: StepKind.ARGMAX,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fuse:
+    """Cuts a graph into steps.
+
+    Attributes:
+      narrow_columns: widest projection that may become a narrow matmul.
+    """
+
+    name: ClassVar[str] = "fuse"
+    narrow_columns: int = 64
+
+    def apply(self, sharded: ShardedGraph, log: DecisionLog) -> StepGraph:
+        """Returns the steps of one rank in program order."""
+        cutter = _Cutter(options=self, sharded=sharded, log=log)
+        for value in sharded.graph.inputs:
+            cutter.widths[value.name] = 1
+        body = cutter.block(sharded.graph.body)
+        return StepGraph(
+            sharded=sharded,
+            body=_numbered(body, iter(range(10_000))),
+            aliases=cutter.aliases,
+            widths=cutter.widths,
+        )
+
+
+def _numbered(body: tuple[Step | StepLoop, ...], ids: object) -> tuple[Step | StepLoop, ...]:
+    """Gives steps their ids in program order."""
+    out: list[Step | StepLoop] = []
+    for item in body:
+        if isinstance(item, StepLoop):
+            inner = _numbered(item.body, ids)
+            out.append(
+                StepLoop(name=item.name, count=item.count, carries=item.carries, body=inner)
+            )
+        else:
+            out.append(
+                Step(
+                    id=f"p{next(ids):02d}",  # type: ignore[call-overload]
+                    kind=item.kind,
+                    nodes=item.nodes,
+                    output=item.output,
+                )
+            )
+    return tuple(out)
+
+
+@dataclass(kw_only=True)
+class _Cutter:
+    """Walks blocks, collects vector nodes until something else needs them."""
+
+    options: Fuse
+    sharded: ShardedGraph
+    log: DecisionLog
+    aliases: dict[str, Alias] = field(default_factory=dict)
+    widths: dict[str, int] = field(default_factory=dict)
+
+    def block(self, block: Block) -> tuple[Step | StepLoop, ...]:
+        steps: list[Step | StepLoop] = []
+        pending: list[Node] = []
+        done: set[int] = set()
+
+        def flush() -> None:
+            if pending:
+                steps.append(Step(id="", kind=StepKind.VECTOR, nodes=tuple(pending)))
+                pending.clear()
+
+        for item in block.items:
+            if isinstance(item, Repeat):
+                flush()
+                steps.append(self.loop(item))
+            elif id(item) in done or self.alias(item):
+                continue
+            elif isinstance(item.op, ops.Linear):
+                flush()
+                group = [one for one in block.items if _same_input(one, item)]
+                done.update(id(one) for one in group)
+                steps.extend(self.matmuls(group))
+            else:
+                for value in item.results:
+                    self.widths[value.name] = lanes(value.type.shape)
+                kind = ANCHORS.get(type(item.op))
+                if kind is None:
+                    pending.append(item)
+                else:
+                    flush()
+                    steps.append(Step(id="", kind=kind, nodes=(item,)))
+        flush()
+        return tuple(steps)
+
+    def loop(self, repeat: Repeat) -> StepLoop:
+        for carry in repeat.carries:
+            self.widths[carry.argument.name] = lanes(carry.argument.type.shape)
+        body = self.block(repeat.body)
+        for carry in repeat.carries:
+            self.widths[carry.result.name] = lanes(carry.result.type.shape)
+        return StepLoop(
+            name=repeat.name, count=repeat.count, carries=repeat.carries, body=body
+        )
+
+    def alias(self, node: Node) -> bool:
+        """Records results that are lanes of the operand; False when the node computes something."""
+        operand = node.operands[0] if node.operands else ""
+        widths = [lanes(value.type.shape) for value in node.results]
+        match node.op:
+            case ops.SplitHeads() | ops.MergeHeads() | ops.SplitParts():
+                start = 0
+            case ops.Slice() as op if len(node.results[0].type.shape) == 2:
+                start = op.start
+            case _:
+                return False
+        base = self.aliases.get(operand) or Alias(
+            base=operand, start=0, width=self.widths[operand]
+        )
+        start += base.start
+        for value, width in zip(node.results, widths, strict=True):
+            self.aliases[value.name] = Alias(base=base.base, start=start, width=width)
+            start += width
+        return True
+
+    def matmuls(self, group: list[Node]) -> list[Step]:
+        """One wide matmul of all wide members and one narrow matmul of the others."""
+        narrow = [node for node in group if self._is_narrow(node, group)]
+        wide = [node for node in group if node not in narrow]
+        steps = []
+        for kind, nodes in ((StepKind.MATMUL, wide), (StepKind.NARROW_MATMUL, narrow)):
+            if not nodes:
+                continue
+            output = "+".join(node.results[0].name for node in nodes)
+            column = 0
+            for node in nodes:
+                width = lanes(node.results[0].type.shape)
+                if len(nodes) > 1:
+                    self.aliases[node.results[0].name] = Alias(
+                        base=output, start=column, width=width
+                    )
+                column += width
+            self.widths[output] = column
+            steps.append(Step(id="", kind=kind, nodes=tuple(nodes), output=output))
+        return steps
+
+    def _is_narrow(self, node: Node, group: list[Node]) -> bool:
+        """True when the weights as rows move fewer bytes than the columns they would add."""
+        columns = lanes(node.results[0].type.shape)
+        K = self._contracted(node)
+        if columns > self.options.narrow_columns or K % TAPE_LANES or self._is_partial(node):
+            return False
+        total = sum(lanes(one.results[0].type.shape) for one in group)
+        others = sum(
+            lanes(one.results[0].type.shape)
+            for one in group
+            if lanes(one.results[0].type.shape) > self.options.narrow_columns
+        )
+        extra_columns = (_blocks(total) - _blocks(others)) * TAPE_LANES
+        rows = -(-(total - others) // NARROW_ROWS) * NARROW_ROWS
+        self.log.choose(
+            f"fuse.narrow.{node.operands[1]}",
+            passed=self.options.name,
+            chosen="weights as rows" if rows < extra_columns else "columns of the wide matmul",
+            because=f"{rows * K * 2} bytes as rows, {extra_columns * K * 2} as columns",
+        )
+        return rows < extra_columns
+
+    def _contracted(self, node: Node) -> int:
+        return self.sharded.graph.params[node.operands[1]].type.shape[1]
+
+    def _is_partial(self, node: Node) -> bool:
+        return self.sharded.params[node.operands[1]].axis == 1
+
+
+def _same_input(item: Node | Repeat, node: Node) -> bool:
+    return (
+        isinstance(item, Node)
+        and isinstance(item.op, ops.Linear)
+        and item.operands[0] == node.operands[0]
+    )
+
+
+def _blocks(columns: int) -> int:
+    return -(-columns // TAPE_LANES)

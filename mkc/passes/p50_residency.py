@@ -1,0 +1,293 @@
+"""Pass 50: gives every value, small parameter, state and cache a place.
+
+Activations live in VMEM regions, packed by lifetime. Small vectors of a layer form one page, states and
+caches are streams: their items arrive ahead of the layer that uses them. The ring of the tape gives
+way when everything together would not fit.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from dataclasses import replace
+from math import prod
+from typing import ClassVar
+
+from mkc.errors import LiveBuffer
+from mkc.errors import VmemError
+from mkc.ir.types import DType
+from mkc.passes.lifetimes import Lifetime
+from mkc.passes.lifetimes import lifetimes
+from mkc.passes.lifetimes import pack
+from mkc.passes.p20_fuse import NARROW_ROWS
+from mkc.passes.p30_tile import ROW_BYTES
+from mkc.passes.p30_tile import Tiles
+from mkc.passes.p40_collectives import ONE_SHOT
+from mkc.passes.p40_collectives import TWO_PHASE
+from mkc.passes.p40_collectives import Collectives
+from mkc.passes.steps import StepGraph
+from mkc.passes.steps import StepKind
+from mkc.passes.streams import Streams
+from mkc.passes.streams import place_streams
+from mkc.schedule.decisions import DecisionLog
+from mkc.schedule.program import TAPE_LANES
+from mkc.schedule.program import VECTOR_LANES
+from mkc.schedule.program import Buffer
+from mkc.schedule.program import ExchangePlan
+from mkc.schedule.program import View
+from mkc.targets import Target
+
+EMBED_ROWS = 16  # a table row is read with its aligned block of bf16 rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """One VMEM array of the kernel.
+
+    Attributes:
+      bytes: with hardware tile padding.
+      op: what it belongs to, for people.
+    """
+
+    name: str
+    bytes: int
+    op: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Residency:
+    """Where everything is.
+
+    Attributes:
+      views: buffer lanes of every base value.
+      allocations: all VMEM arrays, largest first.
+    """
+
+    buffers: tuple[Buffer, ...]
+    views: dict[str, View]
+    streams: Streams
+    slots: int
+    allocations: tuple[Allocation, ...]
+
+    @property
+    def vmem_bytes(self) -> int:
+        return sum(one.bytes for one in self.allocations)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Decides residency.
+
+    Attributes:
+      reserve_bytes: VMEM left to the compiler; 0 takes the target's figure.
+      cache_tile: positions per key/value tile; 0 chooses.
+      fewest_slots: the tape's ring is not made shorter than this.
+    """
+
+    name: ClassVar[str] = "residency"
+    reserve_bytes: int = 0
+    cache_tile: int = 0
+    fewest_slots: int = 3
+
+    def apply(
+        self,
+        graph: StepGraph,
+        tiles: Tiles,
+        collectives: Collectives,
+        padded_rows: int,
+        target: Target,
+        log: DecisionLog,
+    ) -> Residency:
+        """Returns the places. Raises `VmemError` when they exceed the target's VMEM."""
+        streams = place_streams(graph, padded_rows, self.cache_tile, log, self.name)
+        buffers, views = _buffers(graph, tiles, padded_rows)
+        fixed = [
+            *_region_allocations(graph, buffers, target),
+            *_stream_allocations(streams, target),
+            *_exchange_allocations(collectives.exchanges, graph.sharded.ranks, target),
+            *_embed_allocations(graph, target),
+        ]
+        reserve = self.reserve_bytes or target.vmem.reserve_bytes
+        limit = target.vmem.usable_bytes - reserve
+        slot_bytes = tiles.slot_rows * ROW_BYTES
+        free = limit - sum(one.bytes for one in fixed)
+        fewest = min(self.fewest_slots, tiles.slots)
+        slots = min(tiles.slots, max(fewest, free // slot_bytes))
+        ring = Allocation(name="tape_ring", bytes=slots * slot_bytes, op="weight stream")
+        allocations = tuple(sorted([*fixed, ring], key=lambda one: (-one.bytes, one.name)))
+        total = sum(one.bytes for one in allocations)
+        if total > limit:
+            self._refuse(total, limit, allocations, graph)
+        log.choose(
+            "residency.ring_slots",
+            passed=self.name,
+            chosen=f"{slots} of {tiles.slots} wanted slots",
+            because=f"{total} of {limit} bytes of VMEM used, {reserve} left to the compiler",
+        )
+        return Residency(
+            buffers=buffers, views=views, streams=streams, slots=slots, allocations=allocations
+        )
+
+    def _refuse(
+        self, total: int, limit: int, allocations: tuple[Allocation, ...], graph: StepGraph
+    ) -> None:
+        batch = graph.sharded.graph.batch
+        change = (
+            f"a lower --batch than {batch}"
+            if batch > 1
+            else "a larger --tp, which divides the widest buffers"
+        )
+        raise VmemError(
+            needed_bytes=total,
+            limit_bytes=limit,
+            live=[LiveBuffer(name=one.name, op=one.op, bytes=one.bytes) for one in allocations],
+            cheapest_change=change,
+        )
+
+
+def _buffers(
+    graph: StepGraph, tiles: Tiles, padded_rows: int
+) -> tuple[tuple[Buffer, ...], dict[str, View]]:
+    """Buffers of all values that live between steps, packed into regions."""
+    found = lifetimes(graph)
+    owners = _owners(graph)
+    wanted = []
+    facts: dict[str, tuple[Lifetime, int, DType]] = {}
+    for lifetime in found:
+        name = buffer_name(lifetime.values[0])
+        assert name not in facts, f"two buffers named {name}"
+        width = max(_lanes(graph, tiles, value, owners) for value in lifetime.values)
+        dtype = DType.BF16 if lifetime.matmul_left else DType.F32
+        facts[name] = (lifetime, width, dtype)
+        wanted.append((name, dtype, width, lifetime.first, lifetime.last))
+    placed, regions = pack(iter(wanted))
+    lanes = {region.name: region.lanes for region in regions}
+    buffers = []
+    views = {}
+    for name, (lifetime, width, dtype) in facts.items():
+        buffers.append(
+            Buffer(
+                name=name,
+                shape=(padded_rows, width),
+                dtype=dtype,
+                region=placed[name],
+                region_lanes=lanes[placed[name]],
+                first=lifetime.first,
+                last=lifetime.last,
+                purpose=", ".join(lifetime.values),
+            )
+        )
+        for value in lifetime.values:
+            views[value] = View(buffer=name, start=0, width=graph.widths[value])
+    return tuple(buffers), views
+
+
+def _owners(graph: StepGraph) -> dict[str, str]:
+    """Matmul output value -> step id."""
+    return {
+        step.output if len(step.nodes) > 1 else step.nodes[0].results[0].name: step.id
+        for step in graph.steps()
+        if step.kind is StepKind.MATMUL
+    }
+
+
+def _lanes(graph: StepGraph, tiles: Tiles, value: str, owners: dict[str, str]) -> int:
+    """Buffer lanes of a value: whole blocks for matmul outputs, whole registers otherwise."""
+    if value in owners:
+        return tiles.tilings[owners[value]].blocks * TAPE_LANES
+    return -(-graph.widths[value] // VECTOR_LANES) * VECTOR_LANES
+
+
+def buffer_name(value: str) -> str:
+    """A Python name for the buffer of a value."""
+    return "v_" + re.sub(r"\W+", "_", value).strip("_")
+
+
+def _region_allocations(
+    graph: StepGraph, buffers: tuple[Buffer, ...], target: Target
+) -> list[Allocation]:
+    regions: dict[str, list[Buffer]] = {}
+    for buffer in buffers:
+        regions.setdefault(buffer.region, []).append(buffer)
+    out = []
+    for name in sorted(regions):
+        members = regions[name]
+        shape = (members[0].shape[0], members[0].region_lanes)
+        out.append(
+            Allocation(
+                name=name,
+                bytes=target.padded_bytes(shape, members[0].dtype.bytes),
+                op="values " + "; ".join(one.purpose for one in members),
+            )
+        )
+    return out
+
+
+def _stream_allocations(streams: Streams, target: Target) -> list[Allocation]:
+    out = [
+        Allocation(
+            name=f"{one.name}_ring",
+            bytes=target.padded_bytes((one.slots, *one.item_shape), one.dtype.bytes),
+            op=one.purpose,
+        )
+        for one in streams.streams
+    ]
+    for cache in streams.caches:
+        tile = target.padded_bytes((cache.slots, cache.tile, cache.width), 2)
+        new = target.padded_bytes((cache.batch, EMBED_ROWS, cache.width), 2)
+        out += [
+            Allocation(name=f"{cache.name}_ring", bytes=2 * tile, op="key and value tiles"),
+            Allocation(name=f"{cache.name}_new", bytes=2 * new, op="new key and value rows"),
+        ]
+    return out
+
+
+def _exchange_allocations(
+    exchanges: tuple[ExchangePlan, ...], ranks: int, target: Target
+) -> list[Allocation]:
+    return [
+        Allocation(
+            name=f"{one.name}_{suffix}",
+            bytes=target.padded_bytes(shape, dtype.bytes),
+            op="exchange",
+        )
+        for one in exchanges
+        for suffix, shape, dtype in exchange_buffers(one, ranks)
+    ]
+
+
+def exchange_buffers(
+    plan: ExchangePlan, ranks: int
+) -> list[tuple[str, tuple[int, ...], DType]]:
+    """VMEM arrays of an exchange: (suffix, shape, dtype)."""
+    share = plan.columns // ranks
+    if plan.kind == ONE_SHOT:
+        return [
+            ("send", (plan.rows, plan.columns), DType.F32),
+            ("receive", (ranks, plan.rows, plan.columns), DType.F32),
+        ]
+    if plan.kind == TWO_PHASE:
+        return [
+            ("scattered", (ranks, plan.rows, share), DType.F32),
+            ("send", (plan.rows, share), DType.BF16),
+            ("gathered", (ranks, plan.rows, share), DType.BF16),
+        ]
+    return [
+        ("send", (plan.rows, plan.columns), DType.I32),
+        ("receive", (ranks, plan.rows, plan.columns), DType.I32),
+    ]
+
+
+def _embed_allocations(graph: StepGraph, target: Target) -> list[Allocation]:
+    local = graph.sharded.graph
+    return [
+        Allocation(
+            name=f"{step.id}_blocks",
+            bytes=target.padded_bytes(
+                (local.batch, EMBED_ROWS, local.params[step.nodes[0].operands[1]].type.shape[1]), 2
+            ),
+            op="embedding rows",
+        )
+        for step in graph.steps()
+        if step.kind is StepKind.EMBED
+    ]

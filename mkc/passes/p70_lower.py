@@ -1,0 +1,342 @@
+"""Pass 70: writes the program: every step becomes a phase, streams are waited for and advanced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mkc.ir import ops
+from mkc.ir.graph import Node
+from mkc.ir.types import DType
+from mkc.passes.lifetimes import external_operands
+from mkc.passes.p30_tile import Tiles
+from mkc.passes.p40_collectives import Collectives
+from mkc.passes.p50_residency import Residency
+from mkc.passes.p60_prefetch import Prefetched
+from mkc.passes.steps import Step
+from mkc.passes.steps import StepGraph
+from mkc.passes.steps import StepKind
+from mkc.passes.steps import StepLoop
+from mkc.passes.streams import python_name
+from mkc.schedule.program import TAPE_LANES
+from mkc.schedule.program import AllReducePhase
+from mkc.schedule.program import ArgmaxPhase
+from mkc.schedule.program import AttentionPhase
+from mkc.schedule.program import DeltaRulePhase
+from mkc.schedule.program import EmbedPhase
+from mkc.schedule.program import Loop
+from mkc.schedule.program import MatmulPhase
+from mkc.schedule.program import NarrowMatmulPhase
+from mkc.schedule.program import Operand
+from mkc.schedule.program import Phase
+from mkc.schedule.program import Piece
+from mkc.schedule.program import Program
+from mkc.schedule.program import StreamAdvancePhase
+from mkc.schedule.program import StreamWaitPhase
+from mkc.schedule.program import TapePlan
+from mkc.schedule.program import VectorPhase
+from mkc.schedule.program import View
+from mkc.targets import Target
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lower:
+    """Builds the program of one rank.
+
+    Attributes:
+      logits: the kernel also returns the logits.
+    """
+
+    name: ClassVar[str] = "lower"
+    logits: bool = False
+
+    def apply(
+        self,
+        graph: StepGraph,
+        tiles: Tiles,
+        collectives: Collectives,
+        residency: Residency,
+        prefetched: Prefetched,
+        padded_rows: int,
+        target: Target,
+    ) -> Program:
+        lowering = _Lowering(
+            graph=graph,
+            tiles=tiles,
+            collectives=collectives,
+            residency=residency,
+            prefetched=prefetched,
+        )
+        body = lowering.body(graph.body, "top")
+        local = graph.sharded.graph
+        streams = residency.streams
+        logits = local.outputs.get("logits")
+        return Program(
+            name=local.name,
+            scheme="none",
+            ranks=graph.sharded.ranks,
+            batch=local.batch,
+            rows=local.rows,
+            padded_rows=padded_rows,
+            context=local.context,
+            operands=_operands(graph, tiles, residency),
+            buffers=residency.buffers,
+            streams=streams.streams,
+            caches=streams.caches,
+            exchanges=collectives.exchanges,
+            tape=TapePlan(
+                rows=tiles.rows,
+                slots=residency.slots,
+                slot_rows=tiles.slot_rows,
+                prologue=prefetched.prologue,
+            ),
+            pages=streams.pages,
+            body=body,
+            logits=lowering.view(logits) if self.logits and logits else None,
+            vmem_limit_bytes=target.vmem.total_bytes,
+        )
+
+
+def _operands(graph: StepGraph, tiles: Tiles, residency: Residency) -> tuple[Operand, ...]:
+    """Arrays the kernel is called with, in order: inputs, weights, then what it updates."""
+    local = graph.sharded.graph
+    batch = (local.batch,)
+    found = [
+        Operand(name="tokens", role="tokens", shape=batch, dtype=DType.I32, updated=False,
+                purpose="token ids of this step"),
+        Operand(name="positions", role="positions", shape=batch, dtype=DType.I32, updated=False,
+                purpose="position of each sequence"),
+        Operand(name="tape", role="tape", shape=(tiles.rows, TAPE_LANES), dtype=DType.BF16,
+                updated=False, purpose="streamed weights in consumption order"),
+    ]
+    for step in graph.steps():
+        if step.kind is StepKind.EMBED:
+            param = local.params[step.nodes[0].operands[1]]
+            rows, columns = param.type.shape
+            found.append(Operand(name=f"table_{step.id}", role="table",
+                                 shape=(-(-rows // 16) * 16, columns), dtype=DType.BF16,
+                                 updated=False, purpose=param.key))
+    streams = residency.streams
+    for stream in streams.streams:
+        if not stream.writes_back:
+            role = "page" if stream.name in streams.pages else "narrow"
+            found.append(Operand(name=stream.array, role=role,
+                                 shape=(stream.items, *stream.item_shape), dtype=stream.dtype,
+                                 updated=False, purpose=stream.purpose))
+    for stream in streams.streams:
+        if stream.writes_back:
+            found.append(Operand(name=stream.array, role="state",
+                                 shape=(stream.items, *stream.item_shape), dtype=stream.dtype,
+                                 updated=True, purpose=stream.purpose))
+    for cache in streams.caches:
+        shape = (cache.layers, cache.batch, cache.context, cache.width)
+        for array, what in ((cache.key_array, "keys"), (cache.value_array, "values")):
+            found.append(Operand(name=array, role="cache", shape=shape, dtype=DType.BF16,
+                                 updated=True, purpose=what))
+    return tuple(found)
+
+
+@dataclass(kw_only=True)
+class _Lowering:
+    """Turns steps into phases."""
+
+    graph: StepGraph
+    tiles: Tiles
+    collectives: Collectives
+    residency: Residency
+    prefetched: Prefetched
+
+    def view(self, name: str) -> View:
+        """Buffer lanes of a value."""
+        alias = self.graph.resolve(name)
+        base = self.residency.views[alias.base]
+        return View(buffer=base.buffer, start=base.start + alias.start, width=alias.width)
+
+    def body(self, body: tuple[Step | StepLoop, ...], block: str) -> tuple[Phase | Loop, ...]:
+        """Phases of a block, between the wait for its page and the release of it."""
+        phases: list[Phase | Loop] = []
+        own = {item.id for item in body if isinstance(item, Step)}
+        streams = [
+            name
+            for table in (self.residency.streams.page_of, self.residency.streams.narrow_of)
+            for name in dict.fromkeys(table[step] for step in table if step in own)
+        ]
+        for name in streams:
+            phases.append(StreamWaitPhase(id=f"{name}_wait", title="wait", stream=name))
+        for item in body:
+            if isinstance(item, StepLoop):
+                name = python_name(item.name)
+                phases.append(Loop(name=name, count=item.count, body=self.body(item.body, name)))
+            else:
+                phases.append(self.phase(item))
+        for name in streams:
+            phases.append(StreamAdvancePhase(id=f"{name}_advance", title="advance", stream=name))
+        return tuple(phases)
+
+    def phase(self, step: Step) -> Phase:
+        build = {
+            StepKind.EMBED: self.embed,
+            StepKind.MATMUL: self.matmul,
+            StepKind.NARROW_MATMUL: self.narrow,
+            StepKind.VECTOR: self.vector,
+            StepKind.DELTA_RULE: self.delta_rule,
+            StepKind.ATTENTION: self.attention,
+            StepKind.ALL_REDUCE: self.all_reduce,
+            StepKind.ARGMAX: self.argmax,
+        }[step.kind]
+        return build(step)
+
+    def embed(self, step: Step) -> Phase:
+        (node,) = step.nodes
+        return EmbedPhase(
+            id=step.id,
+            title=title(step),
+            location=node.location,
+            table=f"table_{step.id}",
+            output=self.view(node.results[0].name),
+        )
+
+    def pieces(self, step: Step) -> tuple[Piece, ...]:
+        pieces = []
+        column = 0
+        for node in step.nodes:
+            width = self.graph.sharded.graph.params[node.operands[1]].type.shape[0]
+            pieces.append(Piece(param=node.operands[1], column=column, width=width))
+            column += width
+        return tuple(pieces)
+
+    def matmul(self, step: Step) -> Phase:
+        node = step.nodes[0]
+        tiling = self.tiles.tilings[step.id]
+        output = step.output if len(step.nodes) > 1 else node.results[0].name
+        return MatmulPhase(
+            id=step.id,
+            title=title(step),
+            location=node.location,
+            left=self.view(node.operands[0]),
+            output=self.view(output),
+            K=tiling.K,
+            columns=tiling.columns,
+            blocks=tiling.blocks,
+            blocks_per_step=tiling.blocks_per_step,
+            loads_per_step=tiling.loads_per_step,
+            rounds=_rounds(node),
+            pieces=self.pieces(step),
+            runs=self.prefetched.runs[step.id],
+        )
+
+    def narrow(self, step: Step) -> Phase:
+        node = step.nodes[0]
+        output = step.output if len(step.nodes) > 1 else node.results[0].name
+        params = self.graph.sharded.graph.params
+        return NarrowMatmulPhase(
+            id=step.id,
+            title=title(step),
+            location=node.location,
+            left=self.view(node.operands[0]),
+            output=self.view(output),
+            stream=self.residency.streams.narrow_of[step.id],
+            K=params[node.operands[1]].type.shape[1],
+            columns=self.graph.widths[output],
+            rounds=_rounds(node),
+            pieces=self.pieces(step),
+        )
+
+    def vector(self, step: Step) -> Phase:
+        streams = self.residency.streams
+        reads = {name: self.view(name) for name in external_operands(self.graph, step)}
+        writes = {
+            value.name: self.view(value.name)
+            for node in step.nodes
+            for value in node.results
+            if value.name in self.residency.views
+        }
+        return VectorPhase(
+            id=step.id,
+            title=title(step),
+            location=step.nodes[0].location,
+            page=streams.page_of.get(step.id, ""),
+            nodes=step.nodes,
+            states={key: streams.state_of[key] for node in step.nodes for key in node.states},
+            reads=reads,
+            writes=writes,
+        )
+
+    def delta_rule(self, step: Step) -> Phase:
+        (node,) = step.nodes
+        q, k, v, beta, decay = (self.view(name) for name in node.operands)
+        heads, keys, values = self.graph.sharded.graph.states[node.states[0]].type.shape
+        return DeltaRulePhase(
+            id=step.id,
+            title=title(step),
+            location=node.location,
+            stream=self.residency.streams.state_of[node.states[0]],
+            q=q,
+            k=k,
+            v=v,
+            beta=beta,
+            decay=decay,
+            output=self.view(node.results[0].name),
+            key_heads=q.width // keys,
+            value_heads=heads,
+            key_dim=keys,
+            value_dim=values,
+        )
+
+    def attention(self, step: Step) -> Phase:
+        (node,) = step.nodes
+        assert isinstance(node.op, ops.Attention)
+        _, kv_heads, dim = self.graph.sharded.graph.states[node.states[0]].type.shape
+        q, k, v = (self.view(name) for name in node.operands[:3])
+        return AttentionPhase(
+            id=step.id,
+            title=title(step),
+            location=node.location,
+            cache=self.residency.streams.cache_of[node.states[0]],
+            q=q,
+            k=k,
+            v=v,
+            output=self.view(node.results[0].name),
+            heads=q.width // dim,
+            kv_heads=kv_heads,
+            head_dim=dim,
+            scale=node.op.scale,
+            rounds=node.results[0].type.dtype is DType.BF16,
+        )
+
+    def all_reduce(self, step: Step) -> Phase:
+        (node,) = step.nodes
+        choice = self.collectives.steps[step.id]
+        return AllReducePhase(
+            id=step.id,
+            title=title(step),
+            location=node.location,
+            algorithm=choice.algorithm,
+            exchange=choice.exchange,
+            partial=self.view(node.operands[0]),
+            output=self.view(node.results[0].name),
+        )
+
+    def argmax(self, step: Step) -> Phase:
+        (node,) = step.nodes
+        choice = self.collectives.steps.get(step.id)
+        logits = self.view(node.operands[0])
+        return ArgmaxPhase(
+            id=step.id,
+            title=title(step),
+            location=node.location,
+            logits=logits,
+            columns=logits.width,
+            exchange=choice.exchange if choice else None,
+        )
+
+
+def title(step: Step) -> str:
+    """What a step does, for people: its ops, and the parameters of a projection."""
+    if step.kind in (StepKind.MATMUL, StepKind.NARROW_MATMUL):
+        return "linear " + ", ".join(node.operands[1] for node in step.nodes)
+    return ", ".join(dict.fromkeys(node.op.mnemonic for node in step.nodes))
+
+
+def _rounds(node: Node) -> bool:
+    return node.results[0].type.dtype is DType.BF16

@@ -1,0 +1,123 @@
+"""The passes in order, and their text form: `tile{load_bytes=2MiB},residency{reserve_bytes=4MiB}`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from dataclasses import field
+from dataclasses import fields
+from dataclasses import replace
+from typing import Any
+
+from mkc.errors import PassSpecError
+from mkc.ir.graph import Graph
+from mkc.passes import shard_rules as shard_rules  # registers the SHARD facets
+from mkc.passes.p10_shard import Shard
+from mkc.passes.p10_shard import infer_local
+from mkc.passes.p20_fuse import Fuse
+from mkc.passes.p30_tile import Tile
+from mkc.passes.p30_tile import Tiles
+from mkc.passes.p40_collectives import ChooseCollectives
+from mkc.passes.p50_residency import Place
+from mkc.passes.p50_residency import Residency
+from mkc.passes.p60_prefetch import Prefetch
+from mkc.passes.p70_lower import Lower
+from mkc.passes.steps import StepGraph
+from mkc.schedule.decisions import DecisionLog
+from mkc.schedule.program import Program
+from mkc.targets import Target
+
+ROW_TILE = 8  # f32 rows of a memory tile: activation buffers have a multiple of it
+UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20}
+PASS = re.compile(r"\s*([a-z]+)(?:\{([^{}]*)\})?\s*(?:,|$)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lowered:
+    """What the passes make of a graph: the program, and the steps it came from."""
+
+    program: Program
+    steps: StepGraph
+    tiles: Tiles
+    residency: Residency
+    log: DecisionLog
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """The passes from the graph to the program, in order; the fields are their names."""
+
+    shard: Shard
+    fuse: Fuse = field(default_factory=Fuse)
+    tile: Tile = field(default_factory=Tile)
+    collectives: ChooseCollectives = field(default_factory=ChooseCollectives)
+    residency: Place = field(default_factory=Place)
+    prefetch: Prefetch = field(default_factory=Prefetch)
+    lower: Lower = field(default_factory=Lower)
+
+    def run(self, graph: Graph, target: Target) -> Lowered:
+        """Runs all passes for one target."""
+        log = DecisionLog()
+        padded_rows = -(-graph.rows // ROW_TILE) * ROW_TILE
+        sharded = self.shard.apply(graph, log)
+        infer_local(sharded.graph)
+        steps = self.fuse.apply(sharded, log)
+        tiles = self.tile.apply(steps, target, log)
+        collectives = self.collectives.apply(steps, padded_rows, target, log)
+        residency = self.residency.apply(steps, tiles, collectives, padded_rows, target, log)
+        prefetched = self.prefetch.apply(steps, tiles, residency.slots, log)
+        program = self.lower.apply(
+            steps, tiles, collectives, residency, prefetched, padded_rows, target
+        )
+        return Lowered(program=program, steps=steps, residency=residency, tiles=tiles, log=log)
+
+    def __str__(self) -> str:
+        return ",".join(_print(getattr(self, one.name)) for one in fields(self))
+
+    def override(self, text: str) -> Pipeline:
+        """This pipeline with the options that `text` names. Raises `PassSpecError`."""
+        pipeline = self
+        position = 0
+        known = [one.name for one in fields(self)]
+        while position < len(text):
+            match = PASS.match(text, position)
+            if match is None or match.end() == position:
+                raise PassSpecError(text=text, problem=f"cannot read '{text[position:]}'")
+            name, options = match.group(1), match.group(2) or ""
+            if name not in known:
+                raise PassSpecError(text=text, problem=f"no pass '{name}'", known=known)
+            changed = _with_options(getattr(pipeline, name), options, text)
+            pipeline = replace(pipeline, **{name: changed})
+            position = match.end()
+        return pipeline
+
+
+def _print(one: Any) -> str:
+    options = ",".join(f"{part.name}={getattr(one, part.name)}" for part in fields(one))
+    return f"{one.name}{{{options}}}" if options else str(one.name)
+
+
+def _with_options(one: Any, options: str, text: str) -> Any:
+    known = {part.name: getattr(one, part.name) for part in fields(one)}
+    values = {}
+    for option in filter(None, (part.strip() for part in options.split(","))):
+        key, _, value = option.partition("=")
+        if key not in known:
+            raise PassSpecError(
+                text=text, problem=f"pass '{one.name}' has no option '{key}'", known=known
+            )
+        values[key] = _value(value, known[key], text)
+    return replace(one, **values)
+
+
+def _value(value: str, old: object, text: str) -> object:
+    if isinstance(old, bool):
+        if value not in ("True", "False"):
+            raise PassSpecError(text=text, problem=f"'{value}' is neither True nor False")
+        return value == "True"
+    if isinstance(old, int):
+        match = re.fullmatch(r"(\d+)(KiB|MiB)?", value)
+        if match is None:
+            raise PassSpecError(text=text, problem=f"'{value}' is not a number")
+        return int(match.group(1)) * UNITS[match.group(2) or ""]
+    return value

@@ -1,0 +1,70 @@
+"""How values, parameters and states are divided over the ranks of a tensor-parallel mesh.
+
+A `Sharding` divides one axis into `shards` equal runs of units, part by part, and gives shard
+rank // copies to each rank; `copies` is above one where there are fewer units than ranks, as with a
+few key heads on many devices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from dataclasses import replace
+
+from mkc.ir.graph import Graph
+from mkc.ir.types import Axis
+from mkc.ir.types import TensorType
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """Attributes:
+    axis: divided axis, None when every rank has the whole.
+    shards: number of different shards.
+    copies: ranks that hold the same shard.
+    partial: every rank holds a summand of the value (only between a matmul and its all-reduce).
+    once: of the copies only the first holds the weights, the others zeros, so that a sum over the
+      ranks counts every unit once.
+    """
+
+    axis: int | None = None
+    shards: int = 1
+    copies: int = 1
+    partial: bool = False
+    once: bool = False
+
+    def local(self, type: TensorType) -> TensorType:
+        """The type of one rank's shard."""
+        if self.axis is None:
+            return type
+        divided = divide(type.axes[self.axis], self.shards)
+        axes = tuple(
+            divided if index == self.axis else one for index, one in enumerate(type.axes)
+        )
+        return TensorType(dtype=type.dtype, axes=axes)
+
+
+REPLICATED = Sharding()
+
+
+def divide(axis: Axis, shards: int) -> Axis:
+    """One of `shards` equal shards of an axis, part by part."""
+    parts = tuple(replace(part, count=part.count // shards) for part in axis.parts)
+    return Axis(parts=parts, name=axis.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardedGraph:
+    """A graph of one rank.
+
+    Attributes:
+      graph: nodes and types of one rank, exchanges included.
+      full: the graph as the author wrote it; parameters keep the checkpoint's shapes there.
+      ranks: size of the mesh.
+      params, states: how each one is divided.
+    """
+
+    graph: Graph
+    full: Graph
+    ranks: int
+    params: dict[str, Sharding]
+    states: dict[str, Sharding]

@@ -1,0 +1,299 @@
+"""Streams of one step: pages of small vectors, narrow weights, states and caches."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from dataclasses import field
+
+import numpy as np
+
+from mkc.errors import ContextError
+from mkc.ir import ops
+from mkc.ir.graph import Node
+from mkc.ir.types import DType
+from mkc.passes.p20_fuse import NARROW_ROWS
+from mkc.passes.steps import Step
+from mkc.passes.steps import StepGraph
+from mkc.passes.steps import StepKind
+from mkc.passes.steps import StepLoop
+from mkc.schedule.decisions import DecisionLog
+from mkc.schedule.program import TAPE_LANES
+from mkc.schedule.program import VECTOR_LANES
+from mkc.schedule.program import CacheStream
+from mkc.schedule.program import PageRow
+from mkc.schedule.program import StreamPlan
+
+ROW_TILE = 8  # f32 rows of a memory tile
+CACHE_ROW_TILE = 16  # bf16 rows: a cache row is written with its aligned block
+LARGEST_TILE = 256  # positions per tile: one push of the matrix unit, 128 KiB at 256 lanes
+PAGE_SLOTS = 2  # the page in use and the next one
+STATE_SLOTS = 4  # in use, being written back, and two arriving
+CACHE_SLOTS = 8  # tiles ahead; as many as published kernels keep of their largest copies
+
+
+@dataclass(frozen=True, kw_only=True)
+class Streams:
+    """All streams but the tape.
+
+    Attributes:
+      pages: page stream -> vectors of one item.
+      page_of: step id -> page stream.
+      narrow_of: step id -> stream of a narrow matmul.
+      state_of: state key -> stream, for recurrent and convolution states.
+      cache_of: key cache state key -> cache.
+    """
+
+    streams: tuple[StreamPlan, ...]
+    caches: tuple[CacheStream, ...]
+    pages: dict[str, tuple[PageRow, ...]]
+    page_of: dict[str, str]
+    narrow_of: dict[str, str]
+    state_of: dict[str, str]
+    cache_of: dict[str, str]
+
+
+def rotary_frequencies(op: ops.RotaryTable) -> tuple[float, ...]:
+    """theta^(-2 i / dim) for i < dim / 2, computed in f32 as the reference implementations do."""
+    exponents = np.arange(0, op.dim, 2, dtype=np.float32) / np.float32(op.dim)
+    values = np.float32(1.0) / np.float32(op.theta) ** exponents
+    return tuple(float(value) for value in values.astype(np.float32))
+
+
+def place_streams(
+    graph: StepGraph, padded_rows: int, cache_tile: int, log: DecisionLog, passed: str
+) -> Streams:
+    """Builds every stream. Raises `ContextError` when the caches cannot hold the context."""
+    placer = _Placer(
+        graph=graph, padded_rows=padded_rows, cache_tile=cache_tile, log=log, passed=passed
+    )
+    placer.body(graph.body, "top")
+    return Streams(
+        streams=tuple(placer.streams),
+        caches=tuple(placer.caches),
+        pages=placer.pages,
+        page_of=placer.page_of,
+        narrow_of=placer.narrow_of,
+        state_of=placer.state_of,
+        cache_of=placer.cache_of,
+    )
+
+
+@dataclass(kw_only=True)
+class _Placer:
+    """Walks the steps in program order."""
+
+    graph: StepGraph
+    padded_rows: int
+    cache_tile: int
+    log: DecisionLog
+    passed: str
+    streams: list[StreamPlan] = field(default_factory=list)
+    caches: list[CacheStream] = field(default_factory=list)
+    pages: dict[str, tuple[PageRow, ...]] = field(default_factory=dict)
+    page_of: dict[str, str] = field(default_factory=dict)
+    narrow_of: dict[str, str] = field(default_factory=dict)
+    state_of: dict[str, str] = field(default_factory=dict)
+    cache_of: dict[str, str] = field(default_factory=dict)
+
+    def body(self, body: tuple[Step | StepLoop, ...], block: str) -> None:
+        """Places the streams of one block; each block has at most one page."""
+        own = [item for item in body if isinstance(item, Step)]
+        self.page(own, f"page_{block}")
+        for item in body:
+            if isinstance(item, StepLoop):
+                self.body(item.body, python_name(item.name))
+                continue
+            for node in item.nodes:
+                self.states(node)
+            if item.kind is StepKind.NARROW_MATMUL:
+                self.narrow(item)
+
+    def page(self, steps: list[Step], name: str) -> None:
+        """One item holds all small vectors of one execution of the block."""
+        rows: list[PageRow] = []
+        at = 0
+        items = 1
+        readers = []
+        for step in steps:
+            if step.kind is not StepKind.VECTOR:
+                continue
+            for node in step.nodes:
+                for vector in self.vectors(node):
+                    if step.id not in readers:
+                        readers.append(step.id)
+                    if any(_same_vector(one, vector) for one in rows):
+                        continue
+                    rows.append(_at(vector, at))
+                    at += -(-vector.length // VECTOR_LANES)
+                    if vector.param:
+                        items = self.graph.sharded.graph.params[vector.param].instances
+        if not rows:
+            return
+        item_rows = -(-at // ROW_TILE) * ROW_TILE
+        self.pages[name] = tuple(rows)
+        self.page_of.update(dict.fromkeys(readers, name))
+        self.streams.append(
+            StreamPlan(
+                name=name,
+                array=f"{name}_items",
+                item_shape=(item_rows, VECTOR_LANES),
+                dtype=DType.F32,
+                items=items,
+                slots=min(PAGE_SLOTS, items),
+                writes_back=False,
+                purpose="small vectors of one layer",
+            )
+        )
+
+    def vectors(self, node: Node) -> list[PageRow]:
+        """The vectors a node reads from a page."""
+        if isinstance(node.op, ops.RotaryTable):
+            values = rotary_frequencies(node.op)
+            return [PageRow(row=0, length=len(values), constant=values)]
+        params = self.graph.sharded.graph.params
+        found = []
+        for name in node.operands:
+            if name not in params:
+                continue
+            shape = params[name].type.shape
+            if isinstance(node.op, ops.CausalConv):
+                found += [
+                    PageRow(row=0, length=shape[0], param=name, tap=tap)
+                    for tap in range(node.op.taps)
+                ]
+            else:
+                assert len(shape) == 1, f"{name}: a vector operation reads a matrix"
+                found.append(PageRow(row=0, length=shape[0], param=name))
+        return found
+
+    def narrow(self, step: Step) -> None:
+        """Weight rows of a narrow matmul: item [K / 256 * rows, 256], block after block of lanes."""
+        params = [self.graph.sharded.graph.params[node.operands[1]] for node in step.nodes]
+        K = params[0].type.shape[1]
+        rows = -(-sum(one.type.shape[0] for one in params) // NARROW_ROWS) * NARROW_ROWS
+        name = f"narrow_{step.id}"
+        items = params[0].instances
+        self.narrow_of[step.id] = name
+        self.streams.append(
+            StreamPlan(
+                name=name,
+                array=f"{name}_items",
+                item_shape=(K // TAPE_LANES * rows, TAPE_LANES),
+                dtype=DType.BF16,
+                items=items,
+                slots=min(PAGE_SLOTS, items),
+                writes_back=False,
+                purpose="weights of projections to a few columns",
+            )
+        )
+
+    def states(self, node: Node) -> None:
+        """The stream of a node's state."""
+        states = self.graph.sharded.graph.states
+        if isinstance(node.op, ops.Attention):
+            self.cache(node)
+        elif isinstance(node.op, ops.CausalConv):
+            state = states[node.states[0]]
+            taps, channels = state.type.shape
+            self.state(
+                node.states[0],
+                item=(taps, self.padded_rows, channels),
+                dtype=DType.BF16,
+                items=state.instances,
+                purpose="convolution history of one layer, all sequences",
+            )
+        elif isinstance(node.op, ops.DeltaRule):
+            state = states[node.states[0]]
+            heads, keys, values = state.type.shape
+            self.state(
+                node.states[0],
+                item=(heads * keys, values),
+                dtype=DType.F32,
+                items=state.instances * self.graph.sharded.graph.batch,
+                purpose="recurrent state of one layer and sequence",
+            )
+
+    def state(
+        self, key: str, *, item: tuple[int, ...], dtype: DType, items: int, purpose: str
+    ) -> None:
+        name = python_name(f"state_{key}")
+        wanted = max(STATE_SLOTS, 2 * items // self.graph.sharded.graph.states[key].instances)
+        self.state_of[key] = name
+        self.streams.append(
+            StreamPlan(
+                name=name,
+                array=f"{name}_items",
+                item_shape=item,
+                dtype=dtype,
+                items=items,
+                slots=min(wanted, items),
+                writes_back=True,
+                purpose=purpose,
+            )
+        )
+        self.log.choose(
+            f"residency.{name}",
+            passed=self.passed,
+            chosen=f"{min(wanted, items)} slots in VMEM, items stream from HBM and back",
+            because="a layer's items arrive while the layer before it runs",
+            rejected={"resident": "all layers' states exceed VMEM"},
+        )
+
+    def cache(self, node: Node) -> None:
+        graph = self.graph.sharded.graph
+        key_state = graph.states[node.states[0]]
+        context, kv_heads, dim = key_state.type.shape
+        tile = self.cache_tile or _largest_tile(context)
+        if context < CACHE_ROW_TILE or context % CACHE_ROW_TILE or context % tile:
+            raise ContextError(
+                context=context,
+                expected=f"a multiple of {max(tile, CACHE_ROW_TILE)}, the rows of a cache tile",
+                hint=f"Use {-(-context // CACHE_ROW_TILE) * CACHE_ROW_TILE}",
+            )
+        name = python_name(f"cache_{node.states[0]}")
+        self.cache_of[node.states[0]] = name
+        self.caches.append(
+            CacheStream(
+                name=name,
+                key_array=f"{name}_keys",
+                value_array=f"{name}_values",
+                layers=key_state.instances,
+                batch=graph.batch,
+                context=context,
+                width=kv_heads * dim,
+                tile=tile,
+                slots=CACHE_SLOTS,
+            )
+        )
+        self.log.choose(
+            f"residency.{name}",
+            passed=self.passed,
+            chosen=f"tiles of {tile} positions, {CACHE_SLOTS} slots",
+            because="only tiles up to each sequence's position are read, ahead of their layer",
+        )
+
+
+def _largest_tile(context: int) -> int:
+    """Largest multiple of the row tile that divides the context, up to `LARGEST_TILE`."""
+    sizes = range(CACHE_ROW_TILE, LARGEST_TILE + 1, CACHE_ROW_TILE)
+    return max((size for size in sizes if context % size == 0), default=CACHE_ROW_TILE)
+
+
+def _same_vector(a: PageRow, b: PageRow) -> bool:
+    return (a.param, a.tap, a.constant) == (b.param, b.tap, b.constant)
+
+
+def _at(vector: PageRow, row: int) -> PageRow:
+    return PageRow(
+        row=row,
+        length=vector.length,
+        param=vector.param,
+        tap=vector.tap,
+        constant=vector.constant,
+    )
+
+
+def python_name(text: str) -> str:
+    """A Python name for a state or block."""
+    return re.sub(r"\W+", "_", text).strip("_").lower()

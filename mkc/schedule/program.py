@@ -1,0 +1,419 @@
+"""The program IR: what one rank executes, in program order.
+
+All ranks run the same program on their own shards. A program knows buffers, streams and phases; it
+knows neither the model nor the chip. Values of the graph live in `Buffer`s as [rows, lanes] arrays: a
+value of shape [rows, heads, dim] occupies heads * dim consecutive lanes, so splitting an axis is a
+change of view and moves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mkc.ir.graph import Location
+from mkc.ir.graph import Node
+from mkc.ir.types import DType
+
+TAPE_LANES = 256  # lanes of a tape row: one weight block of the matrix unit, 512 bytes of bf16
+VECTOR_LANES = 128  # lanes of a page row: one vector register
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buffer:
+    """A VMEM array that holds activations.
+
+    Attributes:
+      name: Python name in the generated kernel.
+      shape: [rows, lanes], or with leading dimensions.
+      dtype: element type in memory. bf16 values that are read row by row are kept as f32.
+      region: buffers of one region share memory because their lifetimes do not overlap.
+      region_lanes: lanes of the whole region.
+      first, last: positions of the phases that first write and last use it.
+      purpose: what it holds, for people.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: DType
+    region: str
+    region_lanes: int
+    first: int
+    last: int
+    purpose: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """`width` lanes of a buffer from lane `start`."""
+
+    buffer: str
+    start: int
+    width: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamPlan:
+    """Items of equal size that pass through a small ring, one after the other.
+
+    Attributes:
+      name: Python name.
+      array: name of the HBM array, a kernel operand.
+      item_shape: shape of one item.
+      items: how many one step consumes.
+      slots: ring slots.
+      writes_back: the item is changed in place and copied back.
+      purpose: for people.
+    """
+
+    name: str
+    array: str
+    item_shape: tuple[int, ...]
+    dtype: DType
+    items: int
+    slots: int
+    writes_back: bool
+    purpose: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheStream:
+    """Tiles of a key and a value cache, fetched ahead of their attention.
+
+    Attributes:
+      layers: executions of the attention phase per step.
+      width: kv heads * head dim, lanes of a cache row.
+      tile: positions per tile.
+    """
+
+    name: str
+    key_array: str
+    value_array: str
+    layers: int
+    batch: int
+    context: int
+    width: int
+    tile: int
+    slots: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operand:
+    """An array in HBM (or SMEM) that the kernel is called with; `shape` is one rank's part.
+
+    Attributes:
+      role: `tokens`, `positions`, `tape`, `page`, `narrow`, `table`, `state` or `cache`.
+      updated: the kernel writes it in place.
+    """
+
+    name: str
+    role: str
+    shape: tuple[int, ...]
+    dtype: DType
+    updated: bool
+    purpose: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Where a parameter's columns lie in a matmul: lanes `column` .. `column + width` of the output."""
+
+    param: str
+    column: int
+    width: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guard:
+    """A case of a refill: taken when `loop` has iterations left and the loops in `ended` have none."""
+
+    loop: str | None
+    ended: tuple[str, ...]
+    rows: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TileRun:
+    """Consecutive loads of a matmul that are consumed and refilled alike, one loop in the kernel.
+
+    Attributes:
+      first, count: output steps (`first` .. `first + count`).
+      rows: tape rows of one load.
+      refill: per load of a step, what is started when it has been consumed.
+    """
+
+    first: int
+    count: int
+    refill: tuple[tuple[Guard, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """Base of everything that a rank executes.
+
+    Attributes:
+      id: stable id shared by source, plan and pictures, such as `p03`.
+      title: what it does, for people.
+      location: the author's line.
+    """
+
+    id: str
+    title: str
+    location: Location | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedPhase(Phase):
+    """Looks token rows up in the replicated table."""
+
+    table: str
+    output: View
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatmulPhase(Phase):
+    """output = left @ tape matrix.
+
+    Attributes:
+      K: contracted length; block_columns of TAPE_LANES columns each are read block by block.
+      blocks_per_step: column blocks one load brings (1 when a block takes several loads).
+      loads_per_step: loads one column block takes (1 when a load brings whole blocks).
+      rows: tape rows per load.
+      steps: output steps; the last may be shorter (`last_blocks`, 0 when not).
+      rounds: the output is rounded to bf16.
+      pieces: the parameters, left to right.
+    """
+
+    left: View
+    output: View
+    K: int
+    columns: int
+    blocks: int
+    blocks_per_step: int
+    loads_per_step: int
+    rounds: bool
+    pieces: tuple[Piece, ...]
+    runs: tuple[TileRun, ...] = ()
+
+    @property
+    def steps(self) -> int:
+        """Output steps, the shorter last one included."""
+        return -(-self.blocks // self.blocks_per_step)
+
+    def step_blocks(self, step: int) -> int:
+        """Column blocks of output step `step`."""
+        return min(self.blocks_per_step, self.blocks - step * self.blocks_per_step)
+
+    def load_rows(self, step: int) -> int:
+        """Tape rows of each load of output step `step`."""
+        if self.loads_per_step > 1:
+            return self.K // self.loads_per_step
+        return self.K * self.step_blocks(step)
+
+    def loads(self) -> tuple[int, ...]:
+        """Tape rows of every load in order."""
+        return tuple(
+            self.load_rows(step) for step in range(self.steps) for _ in range(self.loads_per_step)
+        )
+
+    @property
+    def tape_rows(self) -> int:
+        return self.K * self.blocks
+
+
+@dataclass(frozen=True, kw_only=True)
+class NarrowMatmulPhase(Phase):
+    """output = left @ weights^T for a few columns, whose weight rows come through a stream."""
+
+    left: View
+    output: View
+    stream: str
+    K: int
+    columns: int
+    rounds: bool
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VectorPhase(Phase):
+    """A chain of vector operations.
+
+    Attributes:
+      page: stream of the small vectors it reads, empty when it reads none.
+      nodes: graph nodes in order; their emission facets write the source.
+      states: state key -> stream.
+      reads: value name -> where it is.
+      writes: value name -> where it goes.
+    """
+
+    page: str
+    nodes: tuple[Node, ...]
+    states: dict[str, str]
+    reads: dict[str, View]
+    writes: dict[str, View]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaRulePhase(Phase):
+    """One step of the delta rule for every sequence; the state stream is changed in place."""
+
+    stream: str
+    q: View
+    k: View
+    v: View
+    beta: View
+    decay: View
+    output: View
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionPhase(Phase):
+    """Appends a row to the cache and attends to it, for every sequence."""
+
+    cache: str
+    q: View
+    k: View
+    v: View
+    output: View
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    rounds: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllReducePhase(Phase):
+    """Sums partial results over the ranks in rank order; every rank gets the same bits.
+
+    Attributes:
+      algorithm: `one_shot` or `two_phase`.
+      exchange: name of the receive buffers (see `ExchangePlan`).
+    """
+
+    algorithm: str
+    exchange: str
+    partial: View
+    output: View
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArgmaxPhase(Phase):
+    """Index of the largest logit over all ranks' columns, and the token output."""
+
+    logits: View
+    columns: int
+    exchange: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamWaitPhase(Phase):
+    """The current item of a stream has landed."""
+
+    stream: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamAdvancePhase(Phase):
+    """The current item of a stream is used up; its slot may be refilled."""
+
+    stream: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """`count` executions of a body. `name` is its counter."""
+
+    name: str
+    count: int
+    body: tuple[Phase | Loop, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangePlan:
+    """Buffers and semaphores of one exchange site group.
+
+    Attributes:
+      kind: `one_shot`, `two_phase` or `argmax`.
+      rows, columns: shape of the exchanged array.
+      safe_because: why a receive buffer is free when the next message arrives.
+    """
+
+    name: str
+    kind: str
+    rows: int
+    columns: int
+    safe_because: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TapePlan:
+    """The weight stream.
+
+    Attributes:
+      rows: tape rows of one step and rank.
+      slots, slot_rows: the ring.
+      prologue: row counts of the loads started before the first phase.
+    """
+
+    rows: int
+    slots: int
+    slot_rows: int
+    prologue: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageRow:
+    """A vector's place in a page: `length` elements in rows `row` onwards, VECTOR_LANES in each.
+
+    Attributes:
+      param: parameter key; empty for a constant.
+      tap: index along the last axis of a convolution weight, None for a plain vector.
+      constant: the values of a constant.
+    """
+
+    row: int
+    length: int
+    param: str = ""
+    tap: int | None = None
+    constant: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """Everything that the code generator, the verifier and the simulator need about one rank."""
+
+    name: str
+    scheme: str
+    ranks: int
+    batch: int
+    rows: int
+    padded_rows: int
+    context: int
+    operands: tuple[Operand, ...]
+    buffers: tuple[Buffer, ...]
+    streams: tuple[StreamPlan, ...]
+    caches: tuple[CacheStream, ...]
+    exchanges: tuple[ExchangePlan, ...]
+    tape: TapePlan
+    pages: dict[str, tuple[PageRow, ...]]
+    body: tuple[Phase | Loop, ...]
+    logits: View | None
+    vmem_limit_bytes: int
+
+    def phases(self) -> Iterator[Phase]:
+        """All phases in program order, loop bodies once."""
+        yield from phases_of(self.body)
+
+
+def phases_of(body: tuple[Phase | Loop, ...]) -> Iterator[Phase]:
+    """All phases of a body in program order, loop bodies once."""
+    for item in body:
+        if isinstance(item, Loop):
+            yield from phases_of(item.body)
+        else:
+            yield item
