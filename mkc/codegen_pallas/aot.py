@@ -35,6 +35,8 @@ PLUMBING = frozenset({"parameter", "tuple", "get-tuple-element", "bitcast"})
 TIMEOUT_SECONDS = 900.0
 ERROR_CHARACTERS = 8_000  # the compiler lists the largest allocations after its first lines
 INSTRUCTION = re.compile(r"^\s*(?:ROOT )?(%?[\w.-]+) = (.*)$")
+# Token ids and positions, one word per sequence, on their way between device and scalar memory.
+SCALARS = re.compile(r"s32\[\d{1,2}\]\{")
 OPCODE = re.compile(r" ([a-z][a-z0-9-]*)\(")
 BUNDLE = re.compile(r"^\s*(0x[0-9a-f]+|0)\s", re.MULTILINE)
 
@@ -169,7 +171,9 @@ def other_operations(hlo: str) -> tuple[str, ...]:
     return tuple(
         f"{opcode} {name}"
         for name, opcode, rest in entry_instructions(hlo)
-        if opcode not in PLUMBING and not (opcode == "custom-call" and LAUNCH in rest)
+        if opcode not in PLUMBING
+        and not (opcode == "custom-call" and LAUNCH in rest)
+        and not (opcode == "copy" and SCALARS.match(rest))
     )
 
 

@@ -156,7 +156,7 @@ class Trace:
         self._places = Places()
         # One object per distinct op and type: comparing and hashing them again is then cheap.
         self._inferred: dict[tuple[object, ...], tuple[Op, tuple[TensorType, ...]]] = {}
-        self._interned: dict[TensorType, TensorType] = {}
+        self._interned: dict[tuple[object, ...], TensorType] = {}
         row_axis = axis(rows, "rows")
         self.inputs = {
             input_name: self.new_value(self.intern(TensorType(dtype=DType.I32, axes=(row_axis,))))
@@ -168,7 +168,9 @@ class Trace:
         return Tensor(trace=self, ref=len(self.types) - 1, type_=type_)
 
     def intern(self, type_: TensorType) -> TensorType:
-        return self._interned.setdefault(type_, type_)
+        # Equality of types leaves out which units may be copied; that must not get lost here.
+        copyable = tuple(part.copyable for one in type_.axes for part in one.parts)
+        return self._interned.setdefault((type_, copyable), type_)
 
     def add(
         self, op: Op, operands: Sequence[Tensor], states: Sequence[StateRef] = ()
@@ -352,7 +354,11 @@ class Layer:
 
     def kv_cache(self, name: str, kv_heads: int, head_dim: int) -> KvCache:
         """Key and value cache, each bf16 [context, kv_heads, head_dim]."""
-        axes = (self.trace.context, Axis(parts=(Part(count=kv_heads),), name="heads"), head_dim)
+        axes = (
+            self.trace.context,
+            Axis(parts=(Part(count=kv_heads, copyable=True),), name="heads"),
+            head_dim,
+        )
         return KvCache(
             key=self.state(f"{name}.key", StateKind.KV_CACHE, axes),
             value=self.state(f"{name}.value", StateKind.KV_CACHE, axes),

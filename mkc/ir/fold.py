@@ -253,10 +253,9 @@ class _Folder:
                     if old_place != (number - period, place):
                         return None
                     continue
-                if number < begin - period:  # from two groups ago
-                    return None
+                assert number >= begin - period, "the reach of two groups ago ends before"
                 enters = group == 1 and old_place[0] < start
-                if not enters and (group == 1 or old_place != (number - period, place)):
+                if not enters and old_place != (number - period, place):
                     return None
                 carries[offset, position] = (old, (number - begin + period, place))
         return carries

@@ -5,6 +5,8 @@ A function raises `ShapeError` when the types do not fit; `infer` adds the autho
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mkc.errors import ShapeError
 from mkc.errors import UnsupportedOpError
 from mkc.ir.facets import INFER
@@ -34,7 +36,6 @@ from mkc.ir.types import Axis
 from mkc.ir.types import DType
 from mkc.ir.types import TensorType
 from mkc.ir.types import axis
-from mkc.ir.types import heads
 
 type Types = tuple[TensorType, ...]
 
@@ -185,11 +186,8 @@ def _split_heads(op: SplitHeads, operands: Types, states: Types) -> Types:
         "Take the parts apart with mkc.split_parts first",
     )
     part = x.axes[1].parts[0]
-    return (
-        TensorType(
-            dtype=x.dtype, axes=(x.axes[0], axis(part.count, "heads"), axis(part.unit, "dim"))
-        ),
-    )
+    split = Axis(parts=(replace(part, unit=1),), name="heads")
+    return (TensorType(dtype=x.dtype, axes=(x.axes[0], split, axis(part.unit, "dim"))),)
 
 
 @INFER.register(MergeHeads)
@@ -197,7 +195,15 @@ def _merge_heads(op: MergeHeads, operands: Types, states: Types) -> Types:
     (x,) = take(op, operands, 1, "x")
     no_states(op, states)
     require_rank(op, "x", x, 3, "[rows, heads, dim]")
-    return (TensorType(dtype=x.dtype, axes=(x.axes[0], heads(x.axes[1].size, x.axes[2].size))),)
+    require(
+        is_plain(x.axes[1]),
+        op,
+        "x with an axis of heads as mkc.split_heads makes it",
+        describe(x.axes[1]),
+        "Merge the heads of one part at a time",
+    )
+    merged = replace(x.axes[1].parts[0], unit=x.axes[2].size)
+    return (TensorType(dtype=x.dtype, axes=(x.axes[0], Axis(parts=(merged,), name="heads"))),)
 
 
 @INFER.register(SplitParts)

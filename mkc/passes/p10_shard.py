@@ -239,8 +239,11 @@ class _Walk:
             """All ranks different when the units allow it, else copies of heads."""
             parts = type.axes[axis].parts
             shards = gcd(self.ranks, *(part.count for part in parts))
+            if self.ranks == 1:
+                return REPLICATED
             if shards == self.ranks or all(part.copyable for part in parts):
-                return Sharding(axis=axis, shards=shards, copies=self.ranks // shards)
+                copies = self.ranks // shards
+                return Sharding(axis=axis, shards=shards, copies=copies) if shards > 1 else REPLICATED
             name = type.axes[axis].name or f"axis {axis}"
             raise self._error(node, name, type.axes[axis], param)
 

@@ -23,6 +23,7 @@ from mkc.passes.steps import StepGraph
 from mkc.passes.steps import StepKind
 from mkc.passes.steps import StepLoop
 from mkc.passes.steps import lanes
+from mkc.passes.steps import python_name
 from mkc.schedule.decisions import DecisionLog
 from mkc.schedule.program import TAPE_LANES
 
@@ -134,7 +135,7 @@ class _Cutter:
         for carry in repeat.carries:
             self.widths[carry.result.name] = lanes(carry.result.type.shape)
         return StepLoop(
-            name=repeat.name, count=repeat.count, carries=repeat.carries, body=body
+            name=python_name(repeat.name), count=repeat.count, carries=repeat.carries, body=body
         )
 
     def alias(self, node: Node) -> bool:

@@ -17,7 +17,6 @@ from mkc.passes.steps import Step
 from mkc.passes.steps import StepGraph
 from mkc.passes.steps import StepKind
 from mkc.passes.steps import StepLoop
-from mkc.passes.streams import python_name
 from mkc.schedule.program import TAPE_LANES
 from mkc.schedule.program import AllReducePhase
 from mkc.schedule.program import ArgmaxPhase
@@ -67,7 +66,7 @@ class Lower:
             residency=residency,
             prefetched=prefetched,
         )
-        body = lowering.body(graph.body, "top")
+        body = lowering.body(graph.body)
         local = graph.sharded.graph
         streams = residency.streams
         logits = local.outputs.get("logits")
@@ -152,7 +151,7 @@ class _Lowering:
         base = self.residency.views[alias.base]
         return View(buffer=base.buffer, start=base.start + alias.start, width=alias.width)
 
-    def body(self, body: tuple[Step | StepLoop, ...], block: str) -> tuple[Phase | Loop, ...]:
+    def body(self, body: tuple[Step | StepLoop, ...]) -> tuple[Phase | Loop, ...]:
         """Phases of a block, between the wait for its page and the release of it."""
         phases: list[Phase | Loop] = []
         own = {item.id for item in body if isinstance(item, Step)}
@@ -165,8 +164,8 @@ class _Lowering:
             phases.append(StreamWaitPhase(id=f"{name}_wait", title="wait", stream=name))
         for item in body:
             if isinstance(item, StepLoop):
-                name = python_name(item.name)
-                phases.append(Loop(name=name, count=item.count, body=self.body(item.body, name)))
+                inner = self.body(item.body)
+                phases.append(Loop(name=item.name, count=item.count, body=inner))
             else:
                 phases.append(self.phase(item))
         for name in streams:
@@ -193,6 +192,7 @@ class _Lowering:
             title=title(step),
             location=node.location,
             table=f"table_{step.id}",
+            param=node.operands[1],
             output=self.view(node.results[0].name),
         )
 

@@ -34,8 +34,13 @@ PASS = re.compile(r"\s*([a-z]+)(?:\{([^{}]*)\})?\s*(?:,|$)")
 
 @dataclass(frozen=True, kw_only=True)
 class Lowered:
-    """What the passes make of a graph: the program, and the steps it came from."""
+    """What the passes make of a graph: the program, and what it came from.
 
+    Attributes:
+      pipeline: the passes and their options, as text.
+    """
+
+    pipeline: str
     program: Program
     steps: StepGraph
     tiles: Tiles
@@ -69,7 +74,14 @@ class Pipeline:
         program = self.lower.apply(
             steps, tiles, collectives, residency, prefetched, padded_rows, target
         )
-        return Lowered(program=program, steps=steps, residency=residency, tiles=tiles, log=log)
+        return Lowered(
+            pipeline=str(self),
+            program=program,
+            steps=steps,
+            tiles=tiles,
+            residency=residency,
+            log=log,
+        )
 
     def __str__(self) -> str:
         return ",".join(_print(getattr(self, one.name)) for one in fields(self))

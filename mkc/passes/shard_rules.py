@@ -37,7 +37,8 @@ def linear(op: ops.Linear, operands: Operands, context: ShardContext) -> Rule:
         return Rule(operands=(REPLICATED, REPLICATED), results=(REPLICATED,))
     if x.axis is None:
         divided = context.divide_units(weight, 0, name)
-        return Rule(operands=(x, divided), results=(replace(divided, axis=1),))
+        result = divided if divided.axis is None else replace(divided, axis=1)
+        return Rule(operands=(x, divided), results=(result,))
     # Of ranks that hold the same units only the first contributes to the sum: see `Sharding.once`.
     return Rule(
         operands=(x, replace(x, axis=1, once=x.copies > 1)),

@@ -7,6 +7,7 @@ are `Alias`es.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -102,3 +103,8 @@ def lanes(shape: tuple[int, ...]) -> int:
     for size in shape[1:] if len(shape) > 1 else shape:
         count *= size
     return count
+
+
+def python_name(text: str) -> str:
+    """`text` as a Python identifier."""
+    return re.sub(r"\W+", "_", text).strip("_").lower()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from dataclasses import field
+from itertools import count
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from mkc.passes.steps import Step
 from mkc.passes.steps import StepGraph
 from mkc.passes.steps import StepKind
 from mkc.passes.steps import StepLoop
+from mkc.passes.steps import python_name
 from mkc.schedule.decisions import DecisionLog
 from mkc.schedule.program import TAPE_LANES
 from mkc.schedule.program import VECTOR_LANES
@@ -42,6 +44,7 @@ class Streams:
       narrow_of: step id -> stream of a narrow matmul.
       state_of: state key -> stream, for recurrent and convolution states.
       cache_of: key cache state key -> cache.
+      value_of: key cache state key -> value cache state key.
     """
 
     streams: tuple[StreamPlan, ...]
@@ -51,6 +54,7 @@ class Streams:
     narrow_of: dict[str, str]
     state_of: dict[str, str]
     cache_of: dict[str, str]
+    value_of: dict[str, str]
 
 
 def rotary_frequencies(op: ops.RotaryTable) -> tuple[float, ...]:
@@ -76,6 +80,7 @@ def place_streams(
         narrow_of=placer.narrow_of,
         state_of=placer.state_of,
         cache_of=placer.cache_of,
+        value_of=placer.value_of,
     )
 
 
@@ -95,6 +100,15 @@ class _Placer:
     narrow_of: dict[str, str] = field(default_factory=dict)
     state_of: dict[str, str] = field(default_factory=dict)
     cache_of: dict[str, str] = field(default_factory=dict)
+    value_of: dict[str, str] = field(default_factory=dict)
+
+    def unique(self, key: str, drop: int = 0) -> str:
+        """A short Python name: the first and the last word of `key` but `drop`, numbered if taken."""
+        words = [word for word in re.split(r"[\W_]+", key) if word and not word.isdigit()]
+        name = python_name(f"{words[0]}_{words[-1 - drop]}")
+        taken = {one.name for one in (*self.streams, *self.caches)}
+        names = (name if number == 1 else f"{name}_{number}" for number in count(1))
+        return next(one for one in names if one not in taken)
 
     def body(self, body: tuple[Step | StepLoop, ...], block: str) -> None:
         """Places the streams of one block; each block has at most one page."""
@@ -102,7 +116,7 @@ class _Placer:
         self.page(own, f"page_{block}")
         for item in body:
             if isinstance(item, StepLoop):
-                self.body(item.body, python_name(item.name))
+                self.body(item.body, item.name)
                 continue
             for node in item.nodes:
                 self.states(node)
@@ -217,7 +231,7 @@ class _Placer:
     def state(
         self, key: str, *, item: tuple[int, ...], dtype: DType, items: int, purpose: str
     ) -> None:
-        name = python_name(f"state_{key}")
+        name = self.unique(f"state_{key}")
         wanted = max(STATE_SLOTS, 2 * items // self.graph.sharded.graph.states[key].instances)
         self.state_of[key] = name
         self.streams.append(
@@ -251,8 +265,9 @@ class _Placer:
                 expected=f"a multiple of {max(tile, CACHE_ROW_TILE)}, the rows of a cache tile",
                 hint=f"Use {-(-context // CACHE_ROW_TILE) * CACHE_ROW_TILE}",
             )
-        name = python_name(f"cache_{node.states[0]}")
+        name = self.unique(f"cache_{node.states[0]}", drop=1)
         self.cache_of[node.states[0]] = name
+        self.value_of[node.states[0]] = node.states[1]
         self.caches.append(
             CacheStream(
                 name=name,
@@ -292,8 +307,3 @@ def _at(vector: PageRow, row: int) -> PageRow:
         tap=vector.tap,
         constant=vector.constant,
     )
-
-
-def python_name(text: str) -> str:
-    """A Python name for a state or block."""
-    return re.sub(r"\W+", "_", text).strip("_").lower()

@@ -164,9 +164,15 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedPhase(Phase):
-    """Looks token rows up in the replicated table."""
+    """Looks token rows up in the replicated table.
+
+    Attributes:
+      table: operand name.
+      param: parameter key of the table.
+    """
 
     table: str
+    param: str
     output: View
 
 

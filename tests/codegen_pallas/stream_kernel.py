@@ -37,18 +37,19 @@ def build(mesh: Mesh, interpret: bool = False):
     """(x, tape, sums) -> (sums, what the left neighbour sent); `sums` is updated in place."""
 
     def per_rank(x, tape, sums):
-        any_space = pl.BlockSpec(memory_space=pl.ANY)
-        vmem = pl.BlockSpec(memory_space=pltpu.VMEM)
+        # Not `pl.ANY`: there XLA may choose VMEM, and copies the operand into it before the launch.
+        hbm = pl.BlockSpec(memory_space=pltpu.HBM)
         return pl.pallas_call(
             kernel,
             out_shape=(
                 jax.ShapeDtypeStruct(sums.shape, sums.dtype),
                 jax.ShapeDtypeStruct(sums.shape, sums.dtype),
             ),
-            in_specs=[vmem, any_space, any_space],
-            out_specs=(any_space, vmem),
+            in_specs=[hbm, hbm, hbm],
+            out_specs=(hbm, hbm),
             scratch_shapes=[
                 pltpu.VMEM((SLOTS, WIDTH, WIDTH), jnp.bfloat16),
+                pltpu.VMEM((ROWS, WIDTH), jnp.bfloat16),
                 pltpu.VMEM((ROWS, WIDTH), jnp.float32),
                 pltpu.SemaphoreType.DMA((SLOTS,)),
                 pltpu.SemaphoreType.DMA((3,)),
@@ -69,7 +70,7 @@ def build(mesh: Mesh, interpret: bool = False):
     return jax.jit(sharded, donate_argnums=(2,))
 
 
-def kernel(x_ref, tape, sums_in, sums_out, received, ring, total, arrived, done):
+def kernel(x_hbm, tape, sums_in, sums_out, received, ring, x, total, arrived, done):
     """One rank. `sums_in` and `sums_out` are the same memory."""
     rank = jax.lax.axis_index("tp")
     right = jax.lax.rem(rank + 1, RANKS)
@@ -84,14 +85,15 @@ def kernel(x_ref, tape, sums_in, sums_out, received, ring, total, arrived, done)
 
     for tile in range(SLOTS - 1):
         load(tile).start()
-    read = pltpu.make_async_copy(sums_in, total, done.at[0])
-    read.start()
-    read.wait()
+    for source, destination in ((x_hbm, x), (sums_in, total)):
+        read = pltpu.make_async_copy(source, destination, done.at[0])
+        read.start()
+        read.wait()
 
     def step(tile, carry):
         load(tile).wait()
         weights = ring[jax.lax.rem(tile, SLOTS)]
-        total[...] += jnp.dot(x_ref[...], weights, preferred_element_type=jnp.float32)
+        total[...] += jnp.dot(x[...], weights, preferred_element_type=jnp.float32)
 
         @pl.when(tile + SLOTS - 1 < TILES)
         def _():

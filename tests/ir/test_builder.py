@@ -113,9 +113,24 @@ def test_parts_stay_apart_through_a_projection() -> None:
         ]
         split = mkc.split_heads(parts[0])
         assert split.shape == (1, 4, 2)
+        assert split.type.axes[1].parts[0].copyable
         merged = mkc.merge_heads(split)
         assert merged.type.axes[1].same_layout(q)
+        assert merged.type.axes[1].parts[0].copyable
         return merged
+
+    trace(body)
+
+
+def test_heads_may_be_copied_and_plain_axes_may_not() -> None:
+    """Two types that differ in nothing else stay two types."""
+
+    def body(step: mkc.Step, h: mkc.Tensor) -> mkc.Tensor:
+        plain = mkc.linear(h, mkc.param("plain", [HIDDEN, HIDDEN]))
+        units = mkc.linear(h, mkc.param("units", [mkc.heads(HIDDEN, 1), HIDDEN]))
+        assert not plain.type.axes[1].parts[0].copyable
+        assert units.type.axes[1].parts[0].copyable
+        return plain + units
 
     trace(body)
 

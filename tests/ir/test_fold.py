@@ -1,9 +1,10 @@
-"""Folding: a loop over layers becomes repeat regions that execute the same ops in the same order."""
+"""Folding: a loop over layers becomes repeat regions that execute the same ops in order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
@@ -32,7 +33,7 @@ def linear(layer: mkc.Layer, x: mkc.Tensor, name: str) -> mkc.Tensor:
 def trace_stack(
     count: int, body: Callable[[mkc.Layer, mkc.Tensor], mkc.Tensor], taps: Sequence[int] = ()
 ) -> Graph:
-    """`h = body(layer, h)` for every layer; the outputs after layers `taps` are added at the end."""
+    """`h = body(layer, h)` for every layer; what layers `taps` gave is added at the end."""
 
     def function(step: mkc.Step) -> mkc.Outputs:
         h = mkc.embed(step.tokens, mkc.param("embed.weight", [VOCAB, WIDTH]))
@@ -205,7 +206,7 @@ def test_a_value_of_one_layer_that_all_later_layers_read() -> None:
 
 
 def test_a_value_that_the_last_layer_of_each_group_hands_on() -> None:
-    """Three layers read what the layer before their group made: a carry read from an inner region."""
+    """Three layers read what the layer before them made: a carry, read in an inner region."""
 
     def build() -> Graph:
         shared: list[mkc.Tensor] = []
@@ -224,7 +225,25 @@ def test_a_value_that_the_last_layer_of_each_group_hands_on() -> None:
     assert structure(graph.body) == "4{ 3{ a } b }"
 
 
-def test_attributes_and_shapes_tell_layers_apart() -> None:
+def test_groups_that_pass_on_different_values_stay_apart() -> None:
+    """Layers `b` are alike, but read one result of the layer before them or the other."""
+
+    def build() -> Graph:
+        made: list[mkc.Tensor] = []
+
+        def body(layer: mkc.Layer, h: mkc.Tensor) -> mkc.Tensor:
+            if layer.index % 2 == 0:
+                made[:] = [linear(layer, h, "a"), mkc.scale(h, 2.0)]
+                return h
+            return linear(layer, h, "b") + made[layer.index // 2 % 2]
+
+        return trace_stack(8, body)
+
+    graph = assert_same_program(build)
+    assert structure(graph.body) == "2{ a b a b }"
+
+
+def test_attributes_tell_layers_apart() -> None:
     def scaled(layer: mkc.Layer, h: mkc.Tensor) -> mkc.Tensor:
         return mkc.scale(linear(layer, h, "a"), 2.0 if layer.index < 3 else 3.0)
 
@@ -260,7 +279,9 @@ def test_a_state_of_another_layer_is_refused() -> None:
         states.append(layer.state("history", "conv", [1, WIDTH]))
         return mkc.causal_conv(h, layer.param("conv", [WIDTH, 1, 2]), state=states[0])
 
-    with pytest.raises(ParamNameError, match=r"test_fold.py:\d+: .model\.layers\.0\.history.: a second op"):
+    with pytest.raises(
+        ParamNameError, match=r"test_fold.py:\d+: .model\.layers\.0\.history.: a second op"
+    ):
         trace_stack(3, body)
 
 
@@ -293,39 +314,50 @@ def test_the_graph_does_not_grow_with_depth() -> None:
     assert structure(deep.body) == "64{ 3{ a } b }"
 
 
-# What a random layer does with the stream and with older values.
-KINDS = "abst"
+@dataclass(frozen=True, kw_only=True)
+class RandomLayer:
+    """A layer that projects the stream and adds the result of the op `back` results ago."""
+
+    kind: str
+    back: int
+    resets: bool
 
 
-def trace_random(kinds: Sequence[str], taps: Sequence[int]) -> Graph:
-    """`a`, `b`: projections; `s`: also saves its result; `t`: reads the newest saved result."""
-    saved: list[mkc.Tensor] = []
+def trace_random(stack: Sequence[RandomLayer], taps: Sequence[int]) -> Graph:
+    made: list[mkc.Tensor] = []
 
     def body(layer: mkc.Layer, h: mkc.Tensor) -> mkc.Tensor:
-        kind = kinds[layer.index]
-        x = linear(layer, h, kind)
-        if kind == "s":
-            saved.append(x)
-        if kind == "t" and saved:
-            x = x + saved[-1]
-        return x if kind == "b" else h + x
+        one = stack[layer.index]
+        made.append(h)
+        made.append(linear(layer, h, one.kind))
+        made.append(made[-1] + made[-min(one.back, len(made))])
+        return made[-2] if one.resets else made[-1]
 
-    return trace_stack(len(kinds), body, taps)
+    return trace_stack(len(stack), body, taps)
 
 
-@settings(max_examples=150, deadline=None)
+LAYERS = strategies.builds(
+    RandomLayer,
+    kind=strategies.sampled_from("ab"),
+    back=strategies.integers(1, 10),
+    resets=strategies.booleans(),
+)
+
+
+@settings(max_examples=200, deadline=None)
 @given(
-    unit=strategies.lists(strategies.sampled_from(KINDS), min_size=1, max_size=5),
-    repeats=strategies.integers(1, 4),
-    changes=strategies.lists(
-        strategies.tuples(strategies.integers(0, 19), strategies.sampled_from(KINDS)), max_size=2
-    ),
+    unit=strategies.lists(LAYERS, min_size=1, max_size=4),
+    repeats=strategies.integers(1, 5),
+    changes=strategies.lists(strategies.tuples(strategies.integers(0, 19), LAYERS), max_size=2),
     taps=strategies.lists(strategies.integers(0, 19), max_size=2),
 )
 def test_any_stack_executes_what_was_traced(
-    unit: list[str], repeats: int, changes: list[tuple[int, str]], taps: list[int]
+    unit: list[RandomLayer],
+    repeats: int,
+    changes: list[tuple[int, RandomLayer]],
+    taps: list[int],
 ) -> None:
-    kinds = unit * repeats
-    for place, kind in changes:
-        kinds[place % len(kinds)] = kind
-    assert_same_program(lambda: trace_random(kinds, taps))
+    layers = unit * repeats
+    for place, layer in changes:
+        layers[place % len(layers)] = layer
+    assert_same_program(lambda: trace_random(layers, taps))

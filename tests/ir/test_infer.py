@@ -142,6 +142,7 @@ REFUSED: list[tuple[Op, Types, Types, str]] = [
         "like the last axis of x, 3 x 8, got 6 x 4",
     ),
     (SplitHeads(), (tensor(BF16, ROWS, QKV),), (), r"one part .*got 2 x 8 \+ 2 x 8 \+ 6 x 4"),
+    (MergeHeads(), (tensor(BF16, ROWS, VALUES, 4),), (), "axis of heads .*got 6 x 4"),
     (Slice(start=2, size=7), (QUERY,), (), "start 2, size 7"),
     (Slice(start=0, size=8), (tensor(BF16, ROWS, VALUES),), (), "plain last axis"),
     (RotaryTable(theta=1e4, dim=5), (TOKENS,), (), "even"),
@@ -191,9 +192,7 @@ REFUSED: list[tuple[Op, Types, Types, str]] = [
 
 
 @pytest.mark.parametrize(("op", "operands", "states", "message"), REFUSED)
-def test_operands_that_do_not_fit(
-    op: Op, operands: Types, states: Types, message: str
-) -> None:
+def test_operands_that_do_not_fit(op: Op, operands: Types, states: Types, message: str) -> None:
     with pytest.raises(ShapeError, match=f"^model.py:7: {op.mnemonic}: .*{message}"):
         infer(op, operands, states, Location(file="model.py", line=7))
 

@@ -193,7 +193,7 @@ def test_rotary_rounds_products_and_their_sum() -> None:
 
 
 def test_causal_conv_over_several_steps() -> None:
-    """Fed row by row it is the convolution of the whole sequence; the state is the newest inputs."""
+    """Row by row it is the convolution of the whole sequence; the state is the newest inputs."""
     length, channels, taps = 6, 3, 4
     u, weight = numbers(length, channels), numbers(channels, 1, taps, seed=1)
     state = np.zeros((1, taps - 1, channels), np.float32)

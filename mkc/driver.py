@@ -1,0 +1,181 @@
+"""From a graph to a kernel: passes, source, ahead-of-time compilation, report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mkc.codegen_pallas.aot import AotResult
+from mkc.codegen_pallas.aot import compile_ahead
+from mkc.codegen_pallas.source import kernel_source
+from mkc.errors import AheadOfTimeError
+from mkc.errors import BatchError
+from mkc.errors import HbmError
+from mkc.errors import ShardingError
+from mkc.errors import UnknownTargetError
+from mkc.ir.graph import Graph
+from mkc.ir.text import print_graph
+from mkc.ir.verify import verify
+from mkc.passes.p10_shard import Shard
+from mkc.passes.p70_lower import Lower
+from mkc.passes.pipeline import Lowered
+from mkc.passes.pipeline import Pipeline
+from mkc.report import plan_document
+from mkc.report import rank_bytes
+from mkc.report import report_document
+from mkc.schedule.decisions import DecisionLog
+from mkc.schedule.program_text import print_program
+from mkc.targets import Target
+from mkc.targets import known_targets
+from mkc.targets import load_target
+
+LARGEST_BATCH = 8  # sequences per kernel: the rows of one f32 tile
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileRequest:
+    """What to compile.
+
+    Attributes:
+      graph: one step of the model, already traced for its batch and context.
+      target: `GENERATION` or `GENERATION:TOPOLOGY`; a generation alone takes the smallest topology
+        that holds the model.
+      tp: ranks; None takes all devices of the topology.
+      passes: options of the passes, as text; empty for the defaults.
+      logits: the kernel also returns the logits.
+      aot: compile ahead of time with the TPU compiler.
+    """
+
+    graph: Graph
+    target: str
+    tp: int | None = None
+    passes: str = ""
+    logits: bool = False
+    aot: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileResult:
+    """Everything that compilation made.
+
+    Attributes:
+      report, plan: JSON documents; `docs/report.md` lists the keys.
+      kernel_source: text of `kernel.py`.
+    """
+
+    lowered: Lowered
+    target: Target
+    report: Mapping[str, Any]
+    plan: Mapping[str, Any]
+    kernel_source: str
+    graph_text: str
+    program_text: str
+
+
+def compile_graph(request: CompileRequest) -> CompileResult:
+    """Compiles a graph.
+
+    Raises:
+      MkcError: the graph, the mesh, the memory or the TPU compiler does not allow it.
+    """
+    start = time.perf_counter()
+    graph = request.graph
+    if not 1 <= graph.batch <= LARGEST_BATCH:
+        raise BatchError(batch=graph.batch, limit=LARGEST_BATCH)
+    verify(graph)
+    target = choose_topology(graph, request.target, request.tp)
+    lowered = lower_graph(graph, target, tp=request.tp, passes=request.passes, logits=request.logits)
+    passes_seconds = time.perf_counter() - start
+    source = kernel_source(lowered.program, lowered.steps, target=target.name)
+    source_seconds = time.perf_counter() - start - passes_seconds
+    aot = _compile_ahead(source, target) if request.aot else None
+    seconds = {
+        "passes": passes_seconds,
+        "codegen": source_seconds,
+        "aot": aot.seconds if aot else 0.0,
+    }
+    return CompileResult(
+        lowered=lowered,
+        target=target,
+        report=report_document(lowered, target, aot, seconds),
+        plan=plan_document(lowered, target),
+        kernel_source=source,
+        graph_text=print_graph(graph),
+        program_text=print_program(lowered.program),
+    )
+
+
+def lower_graph(
+    graph: Graph, target: Target, *, tp: int | None = None, passes: str = "", logits: bool = False
+) -> Lowered:
+    """Runs the passes for a target with a topology."""
+    assert target.topology is not None, "the topology is chosen before the passes run"
+    ranks = tp or target.topology.devices
+    if ranks > target.topology.devices:
+        raise UnknownTargetError(
+            target=f"{target.name} with {ranks} devices",
+            known=known_targets(),
+            topologies=[one.name for one in target.topologies if one.devices >= ranks],
+            of=target.generation,
+        )
+    pipeline = Pipeline(shard=Shard(ranks=ranks), lower=Lower(logits=logits)).override(passes)
+    lowered = pipeline.run(graph, target)
+    weights, states = rank_bytes(lowered.program)
+    if weights + states > target.hbm.usable_bytes:
+        raise HbmError(
+            target=target.name,
+            weight_bytes=weights,
+            state_bytes=states,
+            limit_bytes=target.hbm.usable_bytes,
+            smallest=smallest_topology(graph, target),
+        )
+    return lowered
+
+
+def choose_topology(graph: Graph, name: str, tp: int | None) -> Target:
+    """The named topology, or the smallest one of the generation that holds the model.
+
+    Raises:
+      UnknownTargetError: no such target.
+      HbmError: a generation whose largest topology is too small.
+    """
+    target = load_target(name)
+    if target.topology is not None:
+        return target
+    if tp is not None:
+        fitting = next((one for one in target.topologies if one.devices >= tp), None)
+        found = fitting.full_name if fitting else None
+    else:
+        found = smallest_topology(graph, target)
+    if found is None:
+        largest = target.topologies[-1]
+        return load_target(largest.full_name)
+    return load_target(found)
+
+
+def smallest_topology(graph: Graph, target: Target) -> str | None:
+    """The topology with the fewest devices whose memory holds one rank's weights and states."""
+    for topology in target.topologies:
+        try:
+            shard = Shard(ranks=topology.devices).apply(graph, DecisionLog())
+        except ShardingError:
+            continue
+        local = shard.graph
+        held = sum(one.type.bytes * one.instances for one in local.params.values())
+        held += sum(
+            one.type.bytes * one.instances * local.batch for one in local.states.values()
+        )
+        if held <= target.hbm.usable_bytes:
+            return topology.full_name
+    return None
+
+
+def _compile_ahead(source: str, target: Target) -> AotResult:
+    assert target.topology is not None
+    result = compile_ahead(source, topology=target.topology.full_name)
+    if not result.ok:
+        raise AheadOfTimeError(target=target.name, message=result.error or "no message")
+    return result
+

@@ -1,0 +1,1 @@
+"""Runs compiled kernels: weights to operands, states in and out."""

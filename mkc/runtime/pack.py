@@ -1,0 +1,144 @@
+"""Weights of a checkpoint as the operands of a kernel: tape, pages, narrow weights, tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from mkc.ir.types import DType
+from mkc.passes.sharding import ShardedGraph
+from mkc.runtime.shards import Array
+from mkc.runtime.shards import take_shard
+from mkc.schedule.program import TAPE_LANES
+from mkc.schedule.program import VECTOR_LANES
+from mkc.schedule.program import EmbedPhase
+from mkc.schedule.program import Loop
+from mkc.schedule.program import MatmulPhase
+from mkc.schedule.program import NarrowMatmulPhase
+from mkc.schedule.program import PageRow
+from mkc.schedule.program import Phase
+from mkc.schedule.program import Piece
+from mkc.schedule.program import Program
+
+type LoadTensor = Callable[[str], Array]  # checkpoint tensor name -> array
+
+DTYPES = {DType.BF16: ml_dtypes.bfloat16, DType.F32: np.float32, DType.I32: np.int32}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packer:
+    """Builds weight operands, one rank at a time.
+
+    Attributes:
+      load: reads a tensor of the checkpoint by name; called again for every rank.
+    """
+
+    program: Program
+    sharded: ShardedGraph
+    load: LoadTensor
+
+    def operand(self, name: str, rank: int) -> Array:
+        """The operand `name` (a tape, page, narrow or table operand) of one rank."""
+        operand = next(one for one in self.program.operands if one.name == name)
+        build = {
+            "tape": self._tape,
+            "page": self._page,
+            "narrow": self._narrow,
+            "table": self._table,
+        }[operand.role]
+        array = build(name, rank)
+        assert array.shape == operand.shape, f"{name}: {array.shape}, planned {operand.shape}"
+        return array
+
+    def _tensor(self, key: str, instance: int, rank: int) -> Array:
+        param = self.sharded.full.params[key]
+        full = self.load(param.tensor_names()[instance])
+        assert full.shape == param.type.shape, f"{key}: {full.shape}, expected {param.type.shape}"
+        return take_shard(full, param.type, self.sharded.params[key], rank)
+
+    def _rows(self, pieces: tuple[Piece, ...], instance: int, rank: int) -> Array:
+        """The fused weight [N, K] of one instance in bf16."""
+        tensors = [self._tensor(piece.param, instance, rank) for piece in pieces]
+        return np.concatenate(tensors, axis=0).astype(ml_dtypes.bfloat16)
+
+    def _tape(self, name: str, rank: int) -> Array:
+        matrices = [
+            tape_matrix(self._rows(phase.pieces, instance, rank), phase.blocks)
+            for phase, instance in executions(self.program.body)
+            if isinstance(phase, MatmulPhase)
+        ]
+        return np.concatenate(matrices, axis=0)
+
+    def _narrow(self, name: str, rank: int) -> Array:
+        stream = next(one for one in self.program.streams if one.array == name)
+        phase = next(
+            one
+            for one in self.program.phases()
+            if isinstance(one, NarrowMatmulPhase) and one.stream == stream.name
+        )
+        rows = stream.item_shape[0] * TAPE_LANES // phase.K
+        items = []
+        for instance in range(stream.items):
+            weight = self._rows(phase.pieces, instance, rank)
+            padded = np.zeros((rows, phase.K), weight.dtype)
+            padded[: weight.shape[0]] = weight
+            blocks = padded.reshape(rows, phase.K // TAPE_LANES, TAPE_LANES).transpose(1, 0, 2)
+            items.append(blocks.reshape(stream.item_shape))
+        return np.stack(items)
+
+    def _page(self, name: str, rank: int) -> Array:
+        stream = next(one for one in self.program.streams if one.array == name)
+        array = np.zeros((stream.items, *stream.item_shape), np.float32)
+        for instance in range(stream.items):
+            flat = array[instance].reshape(-1)
+            for row in self.program.pages[stream.name]:
+                start = row.row * VECTOR_LANES
+                flat[start : start + row.length] = self._vector(row, instance, rank)
+        return array
+
+    def _vector(self, row: PageRow, instance: int, rank: int) -> Array:
+        if not row.param:
+            return np.asarray(row.constant, np.float32)
+        tensor = self._tensor(row.param, instance, rank)
+        return (tensor if row.tap is None else tensor[:, 0, row.tap]).astype(np.float32)
+
+    def _table(self, name: str, rank: int) -> Array:
+        operand = next(one for one in self.program.operands if one.name == name)
+        phase = next(
+            one
+            for one in self.program.phases()
+            if isinstance(one, EmbedPhase) and one.table == name
+        )
+        full = self.load(phase.param)
+        table = np.zeros(operand.shape, ml_dtypes.bfloat16)
+        table[: full.shape[0]] = full
+        return table
+
+
+def tape_matrix(weight: Array, blocks: int) -> Array:
+    """A weight [N, K] as tape rows [blocks * K, 256]: column blocks of weight^T, zero padded."""
+    columns, K = weight.shape
+    padded = np.zeros((blocks * TAPE_LANES, K), weight.dtype)
+    padded[:columns] = weight
+    return padded.reshape(blocks, TAPE_LANES, K).transpose(0, 2, 1).reshape(-1, TAPE_LANES)
+
+
+def executions(body: tuple[Phase | Loop, ...]) -> Iterator[tuple[Phase, int]]:
+    """Every execution of every phase in order, with the number of its earlier executions."""
+    counts: dict[str, int] = {}
+    for phase in _run(body):
+        counts[phase.id] = counts.get(phase.id, -1) + 1
+        yield phase, counts[phase.id]
+
+
+def _run(body: tuple[Phase | Loop, ...]) -> Iterator[Phase]:
+    for item in body:
+        if isinstance(item, Loop):
+            for _ in range(item.count):
+                yield from _run(item.body)
+        else:
+            yield item

@@ -1,0 +1,52 @@
+"""One rank's part of a tensor, and back."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mkc.ir.types import TensorType
+from mkc.passes.sharding import Sharding
+
+type Array = NDArray[np.generic]
+
+
+def take_shard(full: Array, type: TensorType, sharding: Sharding, rank: int) -> Array:
+    """The shard of `rank`: of every part of the divided axis its run of units.
+
+    Args:
+      full: the tensor as in the checkpoint.
+      type: its full type.
+    """
+    if sharding.axis is None:
+        return full
+    if sharding.once and rank % sharding.copies:
+        return np.zeros_like(_pieces(full, type, sharding, 0))
+    return _pieces(full, type, sharding, rank // sharding.copies)
+
+
+def _pieces(full: Array, type: TensorType, sharding: Sharding, shard: int) -> Array:
+    assert sharding.axis is not None
+    pieces = []
+    start = 0
+    for part in type.axes[sharding.axis].parts:
+        size = part.size // sharding.shards
+        index = range(start + shard * size, start + (shard + 1) * size)
+        pieces.append(np.take(full, index, axis=sharding.axis))
+        start += part.size
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=sharding.axis)
+
+
+def join_shards(shards: list[Array], type: TensorType, sharding: Sharding) -> Array:
+    """The full tensor from the shards of all ranks; copies are taken from the first rank of each."""
+    if sharding.axis is None:
+        return shards[0]
+    different = shards[:: sharding.copies]
+    parts = []
+    start = 0
+    for part in type.axes[sharding.axis].parts:
+        size = part.size // sharding.shards
+        index = range(start, start + size)
+        parts += [np.take(shard, index, axis=sharding.axis) for shard in different]
+        start += size
+    return np.concatenate(parts, axis=sharding.axis)
