@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,9 +13,9 @@ from mkc.codegen_pallas.aot import compile_ahead
 from mkc.codegen_pallas.source import kernel_source
 from mkc.errors import AheadOfTimeError
 from mkc.errors import BatchError
+from mkc.errors import DeviceCountError
 from mkc.errors import HbmError
 from mkc.errors import ShardingError
-from mkc.errors import UnknownTargetError
 from mkc.ir.graph import Graph
 from mkc.ir.text import print_graph
 from mkc.ir.verify import verify
@@ -28,7 +29,6 @@ from mkc.report import report_document
 from mkc.schedule.decisions import DecisionLog
 from mkc.schedule.program_text import print_program
 from mkc.targets import Target
-from mkc.targets import known_targets
 from mkc.targets import load_target
 
 LARGEST_BATCH = 8  # sequences per kernel: the rows of one f32 tile
@@ -86,22 +86,19 @@ def compile_graph(request: CompileRequest) -> CompileResult:
         raise BatchError(batch=graph.batch, limit=LARGEST_BATCH)
     verify(graph)
     target = choose_topology(graph, request.target, request.tp)
-    lowered = lower_graph(graph, target, tp=request.tp, passes=request.passes, logits=request.logits)
+    built = _build(request, target, reserve_bytes=0)
     passes_seconds = time.perf_counter() - start
-    source = kernel_source(lowered.program, lowered.steps, target=target.name)
-    source_seconds = time.perf_counter() - start - passes_seconds
-    aot = _compile_ahead(source, target) if request.aot else None
-    seconds = {
-        "passes": passes_seconds,
-        "codegen": source_seconds,
-        "aot": aot.seconds if aot else 0.0,
-    }
+    aot = _compile_ahead(built.source, target) if request.aot else None
+    if aot is not None and not aot.ok:
+        built, aot = _with_more_reserve(request, target, built, aot)
+    lowered = built.lowered
+    seconds = {"passes": passes_seconds, "aot": aot.seconds if aot else 0.0}
     return CompileResult(
         lowered=lowered,
         target=target,
         report=report_document(lowered, target, aot, seconds),
         plan=plan_document(lowered, target),
-        kernel_source=source,
+        kernel_source=built.source,
         graph_text=print_graph(graph),
         program_text=print_program(lowered.program),
     )
@@ -112,13 +109,13 @@ def lower_graph(
 ) -> Lowered:
     """Runs the passes for a target with a topology."""
     assert target.topology is not None, "the topology is chosen before the passes run"
-    ranks = tp or target.topology.devices
-    if ranks > target.topology.devices:
-        raise UnknownTargetError(
-            target=f"{target.name} with {ranks} devices",
-            known=known_targets(),
-            topologies=[one.name for one in target.topologies if one.devices >= ranks],
-            of=target.generation,
+    ranks = target.topology.devices if tp is None else tp
+    if not 1 <= ranks <= target.topology.devices:
+        raise DeviceCountError(
+            tp=ranks,
+            target=target.name,
+            devices=target.topology.devices,
+            larger=[one.full_name for one in target.topologies if one.devices >= ranks > 0],
         )
     pipeline = Pipeline(shard=Shard(ranks=ranks), lower=Lower(logits=logits)).override(passes)
     lowered = pipeline.run(graph, target)
@@ -164,18 +161,63 @@ def smallest_topology(graph: Graph, target: Target) -> str | None:
             continue
         local = shard.graph
         held = sum(one.type.bytes * one.instances for one in local.params.values())
-        held += sum(
-            one.type.bytes * one.instances * local.batch for one in local.states.values()
-        )
+        held += sum(one.type.bytes * one.instances * local.batch for one in local.states.values())
         if held <= target.hbm.usable_bytes:
             return topology.full_name
     return None
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Built:
+    """A program and its source."""
+
+    lowered: Lowered
+    source: str
+
+
+def _build(request: CompileRequest, target: Target, *, reserve_bytes: int) -> _Built:
+    passes = request.passes
+    if reserve_bytes:
+        passes = ",".join(filter(None, (passes, f"residency{{reserve_bytes={reserve_bytes}}}")))
+    lowered = lower_graph(
+        request.graph, target, tp=request.tp, passes=passes, logits=request.logits
+    )
+    source = kernel_source(lowered.program, lowered.steps, target=target.name)
+    return _Built(lowered=lowered, source=source)
+
+
 def _compile_ahead(source: str, target: Target) -> AotResult:
+    """Raises `AheadOfTimeError` unless the compiler accepts or only lacks VMEM for its scratch."""
     assert target.topology is not None
     result = compile_ahead(source, topology=target.topology.full_name)
-    if not result.ok:
+    if not result.ok and not missing_vmem(result.error or ""):
         raise AheadOfTimeError(target=target.name, message=result.error or "no message")
     return result
 
+
+def _with_more_reserve(
+    request: CompileRequest, target: Target, built: _Built, refused: AotResult
+) -> tuple[_Built, AotResult]:
+    """Plans again with less, by what the compiler said it lacks for its own scratch.
+
+    How much the compiler spills is known only to itself; wide vector phases need more than the
+    target's usual reserve.
+    """
+    planned = built.lowered.residency.vmem_bytes
+    allowed = planned - missing_vmem(refused.error or "") - RESERVE_STEP
+    built = _build(request, target, reserve_bytes=target.vmem.usable_bytes - allowed)
+    result = _compile_ahead(built.source, target)
+    if not result.ok:
+        raise AheadOfTimeError(target=target.name, message=result.error or "no message")
+    return built, result
+
+
+RESERVE_STEP = 1 << 20
+EXCEEDED = re.compile(r"Exceeded vmem capacity by ([\d.]+)([KMG])")
+UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def missing_vmem(error: str) -> int:
+    """Bytes by which the TPU compiler exceeded VMEM, 0 when that was not its complaint."""
+    match = EXCEEDED.search(error)
+    return int(float(match.group(1)) * UNITS[match.group(2)]) if match else 0

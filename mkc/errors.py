@@ -164,6 +164,19 @@ class UnknownTargetError(MkcError):
         )
 
 
+class DeviceCountError(MkcError):
+    """A number of ranks that the topology does not have."""
+
+    code: ClassVar[str] = "E121"
+
+    def __init__(self, *, tp: int, target: str, devices: int, larger: Sequence[str]) -> None:
+        choices = f"Topologies with {tp} devices or more: {', '.join(larger)}. " if larger else ""
+        super().__init__(
+            f"tp {tp} does not fit target '{target}', which has {devices} devices; expected 1 to "
+            f"{devices}. {choices}Choose --tp in that range, or another topology."
+        )
+
+
 class ContextError(MkcError):
     """A context length that the caches cannot represent."""
 

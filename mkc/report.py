@@ -47,9 +47,7 @@ def stream_bytes(lowered: Lowered) -> dict[str, int]:
     program = lowered.program
     sharded = lowered.steps.sharded
     tables = {
-        node.operands[1]
-        for node in sharded.graph.body.nodes()
-        if node.op.mnemonic == "embed"
+        node.operands[1] for node in sharded.graph.body.nodes() if node.op.mnemonic == "embed"
     }
     readers = {
         name
@@ -146,4 +144,3 @@ def _plain(value: Any) -> Any:
 
 def _members(record: Any) -> dict[str, Any]:
     return {part.name: _plain(getattr(record, part.name)) for part in fields(record)}
-

@@ -4,9 +4,9 @@ It runs in a process of its own: libtpu reads its options once, when JAX is firs
 memory goes back to the system afterwards. `python -m mkc.codegen_pallas.aot REQUEST.json` is that
 process; `compile_ahead` writes the request, starts it and reads the result.
 
-A kernel module has `NAME` (of the Pallas kernel), `RANKS`, `build(mesh, interpret=False)` that returns
-a jitted function, and `abstract_arguments(mesh)` that returns its arguments as `ShapeDtypeStruct`s
-with shardings over the mesh, whose only axis is `tp`.
+A kernel module has `NAME` (of the Pallas kernel), `RANKS`, `build(mesh, interpret=False)` that
+returns a jitted function, and `abstract_arguments(mesh)` that returns its arguments as
+`ShapeDtypeStruct`s with shardings over the mesh, whose only axis is `tp`.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _run(request: _Request, folder: Path, timeout_seconds: float) -> AotResult:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return _failure(f"the compiler did not finish within {timeout_seconds:.0f} s")
+        return _failure(f"the compiler did not finish within {timeout_seconds:g} s")
     result_path = Path(request.result_path)
     if result_path.exists():
         fields = json.loads(result_path.read_text(encoding="utf-8"))
@@ -140,6 +140,8 @@ def _environment(dump_path: str) -> dict[str, str]:
     environment.pop("XLA_FLAGS", None)  # tests set virtual devices and precision for the CPU there
     environment["JAX_PLATFORMS"] = "cpu"
     environment["TPU_SKIP_MDS_QUERY"] = "1"
+    # libtpu guards a real TPU with a lock file; two compilers without a TPU do not disturb each other
+    environment["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
     environment["LIBTPU_INIT_ARGS"] = f"--xla_jf_dump_to={dump_path} --xla_jf_dump_llo_text=true"
     root = str(Path(__file__).resolve().parents[2])
     paths = [root, environment["PYTHONPATH"]] if environment.get("PYTHONPATH") else [root]

@@ -1,9 +1,9 @@
 """EMIT facets: how each vector operation is written in the generated kernel.
 
-A facet gets the op, its operands as Python expressions and the context, and answers one expression per
-result. Inside a vector phase every value is an f32 array `[rows, lanes]`; a value of shape
-[rows, heads, dim] has heads * dim lanes, a vector is `[1, n]`. The caller rounds bf16 results, unless
-the facet says that they are exact.
+A facet gets the op, its operands as Python expressions and the context, and answers one expression
+per result. Inside a vector phase every value is an f32 array `[rows, lanes]`; a value of shape
+[rows, heads, dim] has heads * dim lanes, a vector is `[1, n]`. The caller rounds bf16 results,
+unless the facet says that they are exact.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ def rotary_table(
     op: ops.RotaryTable, operands: Operands, context: EmitContext
 ) -> tuple[Emitted, ...]:
     """Two results of one call: the printer names the pair first."""
-    table = f"support.rotary_table(support.positions_column(m.positions, BATCH, ROWS), {context.constant})"
+    positions = "support.positions_column(m.positions, BATCH, ROWS)"
+    table = f"support.rotary_table({positions}, {context.constant})"
     return (Emitted(code=f"{table}[0]"), Emitted(code=f"{table}[1]"))
 
 

@@ -1,7 +1,7 @@
 """The source of every phase: one function of the generated kernel each.
 
-A phase function takes the memory `m`, the cursors `c` and, where a refill depends on it, which loops
-are in their last iteration; it returns the cursors.
+A phase function takes the memory `m`, the cursors `c` and, where a refill depends on it, which
+loops are in their last iteration; it returns the cursors.
 """
 
 from __future__ import annotations
@@ -152,9 +152,7 @@ class PhaseWriter:
     def _store_tile(self, phase: MatmulPhase, value: str, blocks: int) -> list[str]:
         rounded = f"support.round_bf16({value})" if phase.rounds else value
         cast = (
-            ".astype(jnp.bfloat16)"
-            if self.buffers[phase.output.buffer].dtype is DType.BF16
-            else ""
+            ".astype(jnp.bfloat16)" if self.buffers[phase.output.buffer].dtype is DType.BF16 else ""
         )
         columns = phase.blocks_per_step * TAPE_LANES
         width = blocks * TAPE_LANES
@@ -199,14 +197,10 @@ class PhaseWriter:
     def _node(self, phase: VectorPhase, node: Node, names: dict[str, str]) -> list[str]:
         facet = EMIT.find(node.op)
         if facet is None:
-            raise UnsupportedOpError(
-                op=node.op.mnemonic, facet="emission", location=node.location
-            )
+            raise UnsupportedOpError(op=node.op.mnemonic, facet="emission", location=node.location)
         lines: list[str] = []
         operands = tuple(
-            emit.Operand(
-                code=self._operand(phase, node, name, names, lines), type=self._type(name)
-            )
+            emit.Operand(code=self._operand(phase, node, name, names, lines), type=self._type(name))
             for name in node.operands
         )
         context = emit.EmitContext(
@@ -215,9 +209,7 @@ class PhaseWriter:
             constant=self._constant(phase, node),
             taps=self._taps(phase, node),
         )
-        for value, emitted in zip(
-            node.results, facet(node.op, operands, context), strict=True
-        ):
+        for value, emitted in zip(node.results, facet(node.op, operands, context), strict=True):
             name = python_identifier(value.name)
             rounds = value.type.dtype is DType.BF16 and not emitted.exact
             code = f"support.round_bf16({emitted.code})" if rounds else emitted.code

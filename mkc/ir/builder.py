@@ -16,6 +16,8 @@ from inspect import Parameter
 from inspect import signature
 from typing import Any
 
+from mkc.errors import BatchError
+from mkc.errors import ContextError
 from mkc.errors import ParamNameError
 from mkc.errors import ShapeError
 from mkc.errors import TraceError
@@ -414,6 +416,12 @@ def trace(
     Raises:
       MkcError: the function builds no valid graph; the message has the author's place.
     """
+    if batch < 1:
+        raise BatchError(batch=batch)
+    if context < 1:
+        raise ContextError(
+            context=context, expected="at least one position", hint="Choose a positive --context"
+        )
     record = Trace(name=name, rows=batch, batch=batch, context=context)
     step = Step(
         rows=batch,

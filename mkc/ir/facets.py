@@ -1,7 +1,7 @@
 """Facets: what the parts of the compiler know about an op, found by its type.
 
-Shape inference, reference meaning and cost live in `mkc.ir`; sharding and emission are filled in by the
-parts that own them. A user registers an op from outside the tree with `register_op`.
+Shape inference, reference meaning and cost live in `mkc.ir`; sharding and emission are filled in by
+the parts that own them. A user registers an op from outside the tree with `register_op`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Facet:
         return self.table.get(type(op))
 
 
-INFER = Facet(name="shape inference")   # (op, operand types, state types) -> tuple of result types
+INFER = Facet(name="shape inference")  # (op, operand types, state types) -> tuple of result types
 REFERENCE = Facet(name="reference meaning")  # (op, operand arrays, states, context) -> arrays
-COST = Facet(name="cost")               # (op, operand types, state types, result types) -> Cost
-SHARD = Facet(name="sharding")          # see mkc.passes.p10_shard
-EMIT = Facet(name="emission")           # see mkc.codegen_pallas
-MNEMONICS: dict[str, type[Op]] = {}     # text form -> op type
+COST = Facet(name="cost")  # (op, operand types, state types, result types) -> Cost
+SHARD = Facet(name="sharding")  # see mkc.passes.p10_shard
+EMIT = Facet(name="emission")  # see mkc.codegen_pallas
+MNEMONICS: dict[str, type[Op]] = {}  # text form -> op type

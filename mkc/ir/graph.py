@@ -33,9 +33,9 @@ class Location:
 class StateKind(StrEnum):
     """What a state means over time; decides its layout, reads and writes."""
 
-    KV_CACHE = "kv_cache"      # [context, heads, dim], appended at the position of each row
-    RECURRENT = "recurrent"    # [...], read and rewritten by every step
-    CONV = "conv"              # [taps - 1, channels], the newest inputs, oldest first
+    KV_CACHE = "kv_cache"  # [context, heads, dim], appended at the position of each row
+    RECURRENT = "recurrent"  # [...], read and rewritten by every step
+    CONV = "conv"  # [taps - 1, channels], the newest inputs, oldest first
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,12 @@
 """The operations of the graph IR.
 
 One op is one frozen dataclass that holds its attributes only; operands, states and results are in
-the `Node`. Each class says its operands, states and results. `mnemonic` is its name in the text form.
-The four facets (shape inference, reference meaning, cost, emission) are registered by op type.
+the `Node`. Each class says its operands, states and results. `mnemonic` is its name in the text
+form. The four facets (shape inference, reference meaning, cost, emission) are registered by op
+type.
 
-Rounding: every op computes in f32 and rounds once to the dtype of its result unless it says otherwise.
+Rounding: every op computes in f32 and rounds once to the dtype of its result unless it says
+otherwise.
 """
 
 from __future__ import annotations
@@ -155,7 +157,8 @@ class CausalConv(Op):
 @dataclass(frozen=True, kw_only=True)
 class DeltaRule(Op):
     """q, k f32 [rows, key heads, dk], v [rows, value heads, dv], beta [rows, value heads],
-    decay f32 [rows, value heads]; state RECURRENT f32 [value heads, dk, dv] -> [rows, value heads, dv].
+    decay f32 [rows, value heads]; state RECURRENT f32 [value heads, dk, dv] -> [rows, value heads,
+    dv].
 
     Per value head, with key head h * key_heads // value_heads, all in f32:
     S <- exp(decay) S;  p = S^T k;  S <- S + k (beta (v - p))^T;  o = S^T q, rounded to `dtype`.

@@ -29,8 +29,8 @@ class DType(StrEnum):
 class Part:
     """`count` units of `unit` consecutive elements each.
 
-    `copyable` units are heads: a mesh with more devices than units may give several devices the same
-    unit. Other units are always divided.
+    `copyable` units are heads: a mesh with more devices than units may give several devices the
+    same unit. Other units are always divided.
     """
 
     count: int

@@ -173,7 +173,9 @@ def pack(wanted: Iterator[tuple[str, DType, int, int, int]]) -> tuple[dict[str, 
     """
     regions: list[Region] = []
     placed: dict[str, str] = {}
-    for name, dtype, width, first, last in sorted(wanted, key=lambda one: (-one[2], one[3], one[0])):
+    for name, dtype, width, first, last in sorted(
+        wanted, key=lambda one: (-one[2], one[3], one[0])
+    ):
         region = next(
             (
                 one

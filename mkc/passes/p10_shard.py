@@ -1,8 +1,8 @@
 """Pass 10: shards the graph over the mesh and inserts the exchanges.
 
 Values start replicated. A projection of a replicated value is divided by its output units (column
-parallel), a projection of a divided value by its input units (row parallel), whose partial results an
-all-reduce sums. Everything between keeps its operands' division: heads never talk to each other.
+parallel), a projection of a divided value by its input units (row parallel), whose partial results
+an all-reduce sums. Everything between keeps its operands' division: heads never talk to each other.
 Each op type has a SHARD facet: (op, operand shardings, context) -> `Rule`.
 """
 
@@ -28,6 +28,7 @@ from mkc.ir.graph import Repeat
 from mkc.ir.graph import Value
 from mkc.ir.types import Axis
 from mkc.ir.types import DType
+from mkc.ir.types import Part
 from mkc.ir.types import TensorType
 from mkc.passes.sharding import REPLICATED
 from mkc.passes.sharding import ShardedGraph
@@ -73,7 +74,7 @@ class Shard:
     ranks: int
 
     def apply(self, graph: Graph, log: DecisionLog) -> ShardedGraph:
-        """Returns the graph of one rank. Raises `ShardingError` when a dimension does not divide."""
+        """Returns the graph of one rank. Raises `ShardingError` when one does not divide."""
         walk = _Walk(graph=graph, ranks=self.ranks)
         body = walk.block(graph.body)
         params = {
@@ -127,6 +128,16 @@ def possible_ranks(graph: Graph) -> list[int]:
     return found
 
 
+@dataclass(frozen=True, kw_only=True)
+class Uneven:
+    """Units that are neither divided evenly nor copied in full; alone that is no error."""
+
+    node: Node
+    dimension: str
+    part: Part
+    name: str
+
+
 @dataclass(kw_only=True)
 class _Walk:
     """One traversal: rewrites nodes and remembers every value's sharding and full type."""
@@ -138,6 +149,7 @@ class _Walk:
     types: dict[str, TensorType] = field(default_factory=dict)
     params: dict[str, Sharding] = field(default_factory=dict)
     states: dict[str, Sharding] = field(default_factory=dict)
+    uneven: Uneven | None = None
 
     def __post_init__(self) -> None:
         for value in self.graph.inputs:
@@ -204,7 +216,7 @@ class _Walk:
         if not rule.results[0].partial:
             results = tuple(self._local(value) for value in node.results)
             return [replace(node, op=op, results=results)]
-        # A row-parallel projection: the partial sum gets a name of its own, the all-reduce the old one.
+        # A row-parallel projection: the partial sum gets a new name, the all-reduce the old one.
         (value,) = node.results
         partial = Value(name=f"{value.name}.partial", type=replace(value.type, dtype=DType.F32))
         self.values[value.name] = REPLICATED
@@ -230,9 +242,19 @@ class _Walk:
             assert known == sharding, f"{name} is used with two shardings"
             return
         if self.values[name] != sharding:
-            type = self.types[name]
-            axis = self.values[name].axis or sharding.axis or 0
-            raise self._error(node, type.axes[axis].name or f"axis {axis}", type.axes[axis], name)
+            raise self._mismatch(node)
+
+    def _mismatch(self, node: Node) -> ShardingError:
+        """Operands that are divided differently: the axis that does not divide is named."""
+        axes = [
+            one
+            for name in node.operands
+            for one in self._type(name).axes[1:]
+            if any(part.count % self.ranks for part in one.parts)
+        ]
+        last = self._type(node.operands[0]).axes[-1]
+        axis = min(axes, key=lambda one: one.units, default=last)
+        return self._error(node, axis.name or "heads", axis, "")
 
     def _divide(self, node: Node) -> Callable[[TensorType, int, str], Sharding]:
         def divide_units(type: TensorType, axis: int, param: str) -> Sharding:
@@ -242,29 +264,38 @@ class _Walk:
             if self.ranks == 1:
                 return REPLICATED
             if shards == self.ranks or all(part.copyable for part in parts):
+                uneven = (one for one in parts if one.count % self.ranks and self.ranks % one.count)
+                part = next(uneven, None)
+                if part is not None and self.uneven is None:
+                    dimension = type.axes[axis].name or f"axis {axis}"
+                    self.uneven = Uneven(node=node, dimension=dimension, part=part, name=param)
                 copies = self.ranks // shards
-                return Sharding(axis=axis, shards=shards, copies=copies) if shards > 1 else REPLICATED
-            name = type.axes[axis].name or f"axis {axis}"
+                return (
+                    Sharding(axis=axis, shards=shards, copies=copies) if shards > 1 else REPLICATED
+                )
+            name = type.axes[axis].name or "heads"
             raise self._error(node, name, type.axes[axis], param)
 
         return divide_units
 
     def _error(self, node: Node, dimension: str, axis: Axis, name: str) -> ShardingError:
+        """The first heads that do not divide are the reason when operands do not meet later on."""
         worst = next((part for part in axis.parts if part.count % self.ranks), axis.parts[0])
+        found = self.uneven or Uneven(node=node, dimension=dimension, part=worst, name=name)
         return ShardingError(
-            op=node.op.mnemonic,
-            dimension=dimension,
-            units=worst.count,
-            unit=worst.unit,
+            op=found.node.op.mnemonic,
+            dimension=found.dimension,
+            units=found.part.count,
+            unit=found.part.unit,
             tp=self.ranks,
             possible=possible_ranks(self.graph) if self.advise else (),
-            location=node.location,
-            param=name if name in self.graph.params else "",
+            location=found.node.location,
+            param=found.name if found.name in self.graph.params else "",
         )
 
 
 def infer_local(graph: Graph) -> None:
-    """Checks that every node's local types are what shape inference gives for its local operands."""
+    """Checks that local types are what shape inference gives for the local operands."""
     types = {value.name: value.type for value in graph.inputs}
     _infer_block(graph, graph.body, types)
 

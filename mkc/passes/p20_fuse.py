@@ -8,8 +8,11 @@ projection to a few columns would pad a whole weight block; its weights are kept
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
+from itertools import count
 from typing import ClassVar
 
 from mkc.ir import ops
@@ -58,30 +61,22 @@ class Fuse:
         body = cutter.block(sharded.graph.body)
         return StepGraph(
             sharded=sharded,
-            body=_numbered(body, iter(range(10_000))),
+            body=_numbered(body, count()),
             aliases=cutter.aliases,
             widths=cutter.widths,
         )
 
 
-def _numbered(body: tuple[Step | StepLoop, ...], ids: object) -> tuple[Step | StepLoop, ...]:
+def _numbered(
+    body: tuple[Step | StepLoop, ...], numbers: Iterator[int]
+) -> tuple[Step | StepLoop, ...]:
     """Gives steps their ids in program order."""
     out: list[Step | StepLoop] = []
     for item in body:
         if isinstance(item, StepLoop):
-            inner = _numbered(item.body, ids)
-            out.append(
-                StepLoop(name=item.name, count=item.count, carries=item.carries, body=inner)
-            )
+            out.append(replace(item, body=_numbered(item.body, numbers)))
         else:
-            out.append(
-                Step(
-                    id=f"p{next(ids):02d}",  # type: ignore[call-overload]
-                    kind=item.kind,
-                    nodes=item.nodes,
-                    output=item.output,
-                )
-            )
+            out.append(replace(item, id=f"p{next(numbers):02d}"))
     return tuple(out)
 
 
@@ -113,7 +108,9 @@ class _Cutter:
                 continue
             elif isinstance(item.op, ops.Linear):
                 flush()
-                group = [one for one in block.items if _same_input(one, item)]
+                group = [
+                    one for one in block.items if isinstance(one, Node) and _same_input(one, item)
+                ]
                 done.update(id(one) for one in group)
                 steps.extend(self.matmuls(group))
             else:
@@ -149,9 +146,7 @@ class _Cutter:
                 start = op.start
             case _:
                 return False
-        base = self.aliases.get(operand) or Alias(
-            base=operand, start=0, width=self.widths[operand]
-        )
+        base = self.aliases.get(operand) or Alias(base=operand, start=0, width=self.widths[operand])
         start += base.start
         for value, width in zip(node.results, widths, strict=True):
             self.aliases[value.name] = Alias(base=base.base, start=start, width=width)
@@ -208,12 +203,8 @@ class _Cutter:
         return self.sharded.params[node.operands[1]].axis == 1
 
 
-def _same_input(item: Node | Repeat, node: Node) -> bool:
-    return (
-        isinstance(item, Node)
-        and isinstance(item.op, ops.Linear)
-        and item.operands[0] == node.operands[0]
-    )
+def _same_input(one: Node, other: Node) -> bool:
+    return isinstance(one.op, ops.Linear) and one.operands[0] == other.operands[0]
 
 
 def _blocks(columns: int) -> int:

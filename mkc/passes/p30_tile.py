@@ -106,9 +106,7 @@ class Tile:
         """Ring slots: the wanted bytes, but no more loads ahead than any loop body has."""
         slot_bytes = slot_rows * ROW_BYTES
         wanted = ceil((self.ring_bytes or wanted_ring_bytes(target)) / slot_bytes) + IDLE_SLOTS
-        fewest = min(
-            sum(len(tilings[step.id].loads()) for step in segment) for segment in segments
-        )
+        fewest = min(sum(len(tilings[step.id].loads()) for step in segment) for segment in segments)
         return max(1, min(wanted, fewest))
 
     def _record(
@@ -154,7 +152,8 @@ IDLE_SLOTS = 2  # one is being consumed and one has landed: neither is in flight
 def wanted_ring_bytes(target: Target) -> int:
     """Bytes to have in flight: enough to saturate the memory, and what arrives during an exchange.
 
-    While the core waits for an exchange nothing is consumed; only a ring this deep keeps the tape moving.
+    While the core waits for an exchange nothing is consumed; only a ring this deep keeps the tape
+    moving.
     """
     exchange_us = target.exchange.latency_us + target.exchange.drain_us
     return target.dma.saturation_bytes_in_flight + int(
@@ -172,15 +171,16 @@ def choose_tiling(graph: StepGraph, step: Step, wanted_rows: int) -> Tiling:
     if K % ROW_TILE:
         node = step.nodes[0]
         raise TileError(
-            op=node.op.mnemonic, location=node.location, length=K, multiple=ROW_TILE,
+            op=node.op.mnemonic,
+            location=node.location,
+            length=K,
+            multiple=ROW_TILE,
             param=node.operands[1],
         )
     blocks = -(-columns // TAPE_LANES)
-    if K > wanted_rows * LARGEST_RATIO:
+    if wanted_rows * LARGEST_RATIO < K:
         pieces = min(_divisors(K // ROW_TILE), key=lambda n: _distance(K // n, wanted_rows))
-        return Tiling(
-            K=K, columns=columns, blocks=blocks, blocks_per_step=1, loads_per_step=pieces
-        )
+        return Tiling(K=K, columns=columns, blocks=blocks, blocks_per_step=1, loads_per_step=pieces)
     even = min(_divisors(blocks), key=lambda n: _distance(K * n, wanted_rows))
     uneven = min(max(1, round(wanted_rows / K)), blocks)
     far = _distance(K * even, wanted_rows) > log2(LARGEST_RATIO)

@@ -1,8 +1,8 @@
 """Pass 40: chooses how every all-reduce is done and which receive buffers it uses.
 
-Two algorithms, both summing in rank order so that all ranks hold the same bits. One shot: every rank
-sends its f32 partial to all peers. Two phases: every rank sends each peer its share of the columns,
-sums its own share, and sends the rounded result to all peers.
+Two algorithms, both summing in rank order so that all ranks hold the same bits. One shot: every
+rank sends its f32 partial to all peers. Two phases: every rank sends each peer its share of the
+columns, sums its own share, and sends the rounded result to all peers.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ SAFE_ALTERNATING = (
     "which the peer sends only after it has read this buffer"
 )
 SAFE_TWO_PHASE = (
-    "the scatter buffer is written again only after the gather of all peers has arrived, the gather "
-    "buffer only after the next scatter has; peers send those after reading"
+    "the scatter buffer is written again only after the gather of all peers has arrived, the "
+    "gather buffer only after the next scatter has; peers send those after reading"
 )
 SAFE_ONCE = "used once per launch"
 
@@ -123,8 +123,11 @@ class ChooseCollectives:
             passed=self.name,
             chosen=f"{best}, predicted {costs[best]:.2f} us",
             because=f"[{rows}, {columns}] over {ranks} ranks",
-            rejected={other: f"predicted {costs[other]:.2f} us" if possible else
-                      "columns do not divide into lane tiles"},
+            rejected={
+                other: f"predicted {costs[other]:.2f} us"
+                if possible
+                else "columns do not divide into lane tiles"
+            },
         )
         return best
 
@@ -145,23 +148,17 @@ class ChooseCollectives:
 
 
 def _exchange_sites(graph: StepGraph) -> list[Step]:
-    return [
-        step for step in graph.steps() if step.kind in (StepKind.ALL_REDUCE, StepKind.ARGMAX)
-    ]
+    return [step for step in graph.steps() if step.kind in (StepKind.ALL_REDUCE, StepKind.ARGMAX)]
 
 
 def _loop_group(body: tuple[Step | StepLoop, ...], step: Step) -> list[Step]:
-    """All-reduce steps of the innermost loop body (or the top level) that holds `step`, in order."""
+    """All-reduce steps of the innermost loop body (or the top level) that holds `step`."""
     for item in body:
         if isinstance(item, StepLoop):
             found = _loop_group(item.body, step)
             if found:
                 return found
-    own = [
-        item
-        for item in body
-        if isinstance(item, Step) and item.kind is StepKind.ALL_REDUCE
-    ]
+    own = [item for item in body if isinstance(item, Step) and item.kind is StepKind.ALL_REDUCE]
     return own if any(one.id == step.id for one in own) else []
 
 

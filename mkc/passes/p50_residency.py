@@ -1,16 +1,14 @@
 """Pass 50: gives every value, small parameter, state and cache a place.
 
-Activations live in VMEM regions, packed by lifetime. Small vectors of a layer form one page, states and
-caches are streams: their items arrive ahead of the layer that uses them. The ring of the tape gives
-way when everything together would not fit.
+Activations live in VMEM regions, packed by lifetime. Small vectors of a layer form one page, states
+and caches are streams: their items arrive ahead of the layer that uses them. The ring of the tape
+gives way when everything together would not fit.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from dataclasses import replace
-from math import prod
 from typing import ClassVar
 
 from mkc.errors import LiveBuffer
@@ -19,7 +17,6 @@ from mkc.ir.types import DType
 from mkc.passes.lifetimes import Lifetime
 from mkc.passes.lifetimes import lifetimes
 from mkc.passes.lifetimes import pack
-from mkc.passes.p20_fuse import NARROW_ROWS
 from mkc.passes.p30_tile import ROW_BYTES
 from mkc.passes.p30_tile import Tiles
 from mkc.passes.p40_collectives import ONE_SHOT
@@ -29,6 +26,8 @@ from mkc.passes.steps import StepGraph
 from mkc.passes.steps import StepKind
 from mkc.passes.streams import Streams
 from mkc.passes.streams import place_streams
+from mkc.passes.streams import with_cache_slots
+from mkc.passes.streams import with_state_slots
 from mkc.schedule.decisions import DecisionLog
 from mkc.schedule.program import TAPE_LANES
 from mkc.schedule.program import VECTOR_LANES
@@ -99,34 +98,64 @@ class Place:
         log: DecisionLog,
     ) -> Residency:
         """Returns the places. Raises `VmemError` when they exceed the target's VMEM."""
-        streams = place_streams(graph, padded_rows, self.cache_tile, log, self.name)
+        streams = place_streams(graph, padded_rows, self.cache_tile)
         buffers, views = _buffers(graph, tiles, padded_rows)
-        fixed = [
-            *_region_allocations(graph, buffers, target),
-            *_stream_allocations(streams, target),
+        activations = [
+            *_region_allocations(buffers, target),
             *_exchange_allocations(collectives.exchanges, graph.sharded.ranks, target),
             *_embed_allocations(graph, target),
         ]
         reserve = self.reserve_bytes or target.vmem.reserve_bytes
         limit = target.vmem.usable_bytes - reserve
         slot_bytes = tiles.slot_rows * ROW_BYTES
-        free = limit - sum(one.bytes for one in fixed)
-        fewest = min(self.fewest_slots, tiles.slots)
-        slots = min(tiles.slots, max(fewest, free // slot_bytes))
+        wanted = tiles.slots * slot_bytes
+        # What does not fit gives way in this order: deep state rings, deep cache rings, the tape's.
+        for smaller in (streams, with_state_slots(streams), with_cache_slots(streams)):
+            streams = smaller
+            fixed = [*activations, *_stream_allocations(streams, target)]
+            free = limit - sum(one.bytes for one in fixed)
+            if free >= wanted:
+                break
+        slots = min(tiles.slots, max(self.fewest_slots, free // slot_bytes))
         ring = Allocation(name="tape_ring", bytes=slots * slot_bytes, op="weight stream")
         allocations = tuple(sorted([*fixed, ring], key=lambda one: (-one.bytes, one.name)))
         total = sum(one.bytes for one in allocations)
         if total > limit:
             self._refuse(total, limit, allocations, graph)
         log.choose(
-            "residency.ring_slots",
+            "residency.reserve",
             passed=self.name,
-            chosen=f"{slots} of {tiles.slots} wanted slots",
-            because=f"{total} of {limit} bytes of VMEM used, {reserve} left to the compiler",
+            chosen=f"{reserve} bytes left to the compiler",
+            because=f"{total} of {limit} bytes of VMEM are planned",
         )
+        self._record(streams, slots, tiles, log)
         return Residency(
             buffers=buffers, views=views, streams=streams, slots=slots, allocations=allocations
         )
+
+    def _record(self, streams: Streams, slots: int, tiles: Tiles, log: DecisionLog) -> None:
+        log.choose(
+            "residency.ring_slots",
+            passed=self.name,
+            chosen=f"{slots} of {tiles.slots} wanted slots",
+            because="the ring takes what the other arrays leave",
+        )
+        for stream in streams.streams:
+            if stream.writes_back:
+                log.choose(
+                    f"residency.{stream.name}",
+                    passed=self.name,
+                    chosen=f"{stream.slots} slots in VMEM, items stream from HBM and back",
+                    because="items arrive while earlier ones are used",
+                    rejected={"resident": "all layers' states exceed VMEM"},
+                )
+        for cache in streams.caches:
+            log.choose(
+                f"residency.{cache.name}",
+                passed=self.name,
+                chosen=f"tiles of {cache.tile} positions, {cache.slots} slots",
+                because="only tiles up to each sequence's position are read, ahead of their layer",
+            )
 
     def _refuse(
         self, total: int, limit: int, allocations: tuple[Allocation, ...], graph: StepGraph
@@ -203,9 +232,7 @@ def buffer_name(value: str) -> str:
     return "v_" + re.sub(r"\W+", "_", value).strip("_")
 
 
-def _region_allocations(
-    graph: StepGraph, buffers: tuple[Buffer, ...], target: Target
-) -> list[Allocation]:
+def _region_allocations(buffers: tuple[Buffer, ...], target: Target) -> list[Allocation]:
     regions: dict[str, list[Buffer]] = {}
     for buffer in buffers:
         regions.setdefault(buffer.region, []).append(buffer)
@@ -256,9 +283,7 @@ def _exchange_allocations(
     ]
 
 
-def exchange_buffers(
-    plan: ExchangePlan, ranks: int
-) -> list[tuple[str, tuple[int, ...], DType]]:
+def exchange_buffers(plan: ExchangePlan, ranks: int) -> list[tuple[str, tuple[int, ...], DType]]:
     """VMEM arrays of an exchange: (suffix, shape, dtype)."""
     share = plan.columns // ranks
     if plan.kind == ONE_SHOT:

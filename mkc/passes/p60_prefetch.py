@@ -1,10 +1,11 @@
 """Pass 60: derives which load is started when a load has been consumed.
 
 The ring has D slots; when load g has been consumed its slot takes load g + D. Loads follow one
-another on the tape, so only the SIZE of load g + D has to be known, and it is known statically: inside
-a run of matmuls from the run itself, across a loop border from the first loads behind it. Where the
-two ways out of a loop begin with loads of different sizes the choice is a guard on the loop counter.
-D is at most the number of loads of any run between loop borders, so one border is crossed at most.
+another on the tape, so only the SIZE of load g + D has to be known, and it is known statically:
+inside a run of matmuls from the run itself, across a loop border from the first loads behind it.
+Where the two ways out of a loop begin with loads of different sizes the choice is a guard on the
+loop counter. D is at most the number of loads of any run between loop borders, so one border is
+crossed at most.
 """
 
 from __future__ import annotations
@@ -61,21 +62,14 @@ class Prefetch:
 
     name: ClassVar[str] = "prefetch"
 
-    def apply(
-        self, graph: StepGraph, tiles: Tiles, slots: int, log: DecisionLog
-    ) -> Prefetched:
+    def apply(self, graph: StepGraph, tiles: Tiles, slots: int, log: DecisionLog) -> Prefetched:
         segments = {one.first_step: one for one in _segments(graph.body, tiles)}
         refills: dict[str, list[tuple[Guard, ...]]] = {}
         for segment in segments.values():
             for index, (step, _) in enumerate(segment.loads):
                 refills.setdefault(step, []).append(_refill(segments, segment, index + slots))
-        runs = {
-            step: _runs(refills[step], tiles.tilings[step].loads_per_step) for step in refills
-        }
-        runs = {
-            step: _split_last(found, tiles.tilings[step])
-            for step, found in runs.items()
-        }
+        runs = {step: _runs(refills[step], tiles.tilings[step].loads_per_step) for step in refills}
+        runs = {step: _split_last(found, tiles.tilings[step]) for step, found in runs.items()}
         first = next(iter(segments.values()))
         guards = sum(len(one) > 1 for found in refills.values() for one in found)
         log.choose(
@@ -88,9 +82,7 @@ class Prefetch:
         return Prefetched(runs=runs, prologue=tuple(rows for _, rows in first.loads[:slots]))
 
 
-def _refill(
-    segments: dict[str, Segment], segment: Segment, index: int
-) -> tuple[Guard, ...]:
+def _refill(segments: dict[str, Segment], segment: Segment, index: int) -> tuple[Guard, ...]:
     """Size of load `index` counted from the segment's first one."""
     if index < len(segment.loads):
         return (Guard(loop=None, ended=(), rows=segment.loads[index][1]),)
@@ -177,9 +169,7 @@ def _collect(
         )
         if loads:
             found.append(
-                Segment(
-                    first_step=loads[0][0], loads=loads, after=_follow(body, stop, behind)
-                )
+                Segment(first_step=loads[0][0], loads=loads, after=_follow(body, stop, behind))
             )
         index = stop
 

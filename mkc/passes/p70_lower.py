@@ -101,37 +101,84 @@ def _operands(graph: StepGraph, tiles: Tiles, residency: Residency) -> tuple[Ope
     local = graph.sharded.graph
     batch = (local.batch,)
     found = [
-        Operand(name="tokens", role="tokens", shape=batch, dtype=DType.I32, updated=False,
-                purpose="token ids of this step"),
-        Operand(name="positions", role="positions", shape=batch, dtype=DType.I32, updated=False,
-                purpose="position of each sequence"),
-        Operand(name="tape", role="tape", shape=(tiles.rows, TAPE_LANES), dtype=DType.BF16,
-                updated=False, purpose="streamed weights in consumption order"),
+        Operand(
+            name="tokens",
+            role="tokens",
+            shape=batch,
+            dtype=DType.I32,
+            updated=False,
+            purpose="token ids of this step",
+        ),
+        Operand(
+            name="positions",
+            role="positions",
+            shape=batch,
+            dtype=DType.I32,
+            updated=False,
+            purpose="position of each sequence",
+        ),
+        Operand(
+            name="tape",
+            role="tape",
+            shape=(tiles.rows, TAPE_LANES),
+            dtype=DType.BF16,
+            updated=False,
+            purpose="streamed weights in consumption order",
+        ),
     ]
     for step in graph.steps():
         if step.kind is StepKind.EMBED:
             param = local.params[step.nodes[0].operands[1]]
             rows, columns = param.type.shape
-            found.append(Operand(name=f"table_{step.id}", role="table",
-                                 shape=(-(-rows // 16) * 16, columns), dtype=DType.BF16,
-                                 updated=False, purpose=param.key))
+            found.append(
+                Operand(
+                    name=f"table_{step.id}",
+                    role="table",
+                    shape=(-(-rows // 16) * 16, columns),
+                    dtype=DType.BF16,
+                    updated=False,
+                    purpose=param.key,
+                )
+            )
     streams = residency.streams
     for stream in streams.streams:
         if not stream.writes_back:
             role = "page" if stream.name in streams.pages else "narrow"
-            found.append(Operand(name=stream.array, role=role,
-                                 shape=(stream.items, *stream.item_shape), dtype=stream.dtype,
-                                 updated=False, purpose=stream.purpose))
+            found.append(
+                Operand(
+                    name=stream.array,
+                    role=role,
+                    shape=(stream.items, *stream.item_shape),
+                    dtype=stream.dtype,
+                    updated=False,
+                    purpose=stream.purpose,
+                )
+            )
     for stream in streams.streams:
         if stream.writes_back:
-            found.append(Operand(name=stream.array, role="state",
-                                 shape=(stream.items, *stream.item_shape), dtype=stream.dtype,
-                                 updated=True, purpose=stream.purpose))
+            found.append(
+                Operand(
+                    name=stream.array,
+                    role="state",
+                    shape=(stream.items, *stream.item_shape),
+                    dtype=stream.dtype,
+                    updated=True,
+                    purpose=stream.purpose,
+                )
+            )
     for cache in streams.caches:
         shape = (cache.layers, cache.batch, cache.context, cache.width)
         for array, what in ((cache.key_array, "keys"), (cache.value_array, "values")):
-            found.append(Operand(name=array, role="cache", shape=shape, dtype=DType.BF16,
-                                 updated=True, purpose=what))
+            found.append(
+                Operand(
+                    name=array,
+                    role="cache",
+                    shape=shape,
+                    dtype=DType.BF16,
+                    updated=True,
+                    purpose=what,
+                )
+            )
     return tuple(found)
 
 

@@ -1,4 +1,4 @@
-"""The passes in order, and their text form: `tile{load_bytes=2MiB},residency{reserve_bytes=4MiB}`."""
+"""The passes in order, and their text form: `tile{load_bytes=2MiB},residency{cache_tile=64}`."""
 
 from __future__ import annotations
 

@@ -50,7 +50,8 @@ def linear(op: ops.Linear, operands: Operands, context: ShardContext) -> Rule:
 def like_first(op: ops.Op, operands: Operands, context: ShardContext) -> Rule:
     """Results are divided as the first operand; the other operands are whole.
 
-    A function of a parameter alone is divided by the parameter's units, like a projection's outputs.
+    A function of a parameter alone is divided by the parameter's units, like a projection's
+    outputs.
     """
     x = operands[0]
     if x is None:
@@ -66,9 +67,18 @@ def within_last_axis(op: ops.Op, operands: Operands, context: ShardContext) -> R
     return like_first(op, operands, context)
 
 
-for _op_type in (ops.RmsNorm, ops.L2Norm, ops.Slice, ops.Rotary):
+WITHIN_LAST_AXIS: tuple[type[ops.Op], ...] = (ops.RmsNorm, ops.L2Norm, ops.Slice, ops.Rotary)
+LIKE_FIRST: tuple[type[ops.Op], ...] = (
+    ops.Unary,
+    ops.Scale,
+    ops.Cast,
+    ops.SplitHeads,
+    ops.MergeHeads,
+    ops.SplitParts,
+)
+for _op_type in WITHIN_LAST_AXIS:
     SHARD.register(_op_type)(within_last_axis)
-for _op_type in (ops.Unary, ops.Scale, ops.Cast, ops.SplitHeads, ops.MergeHeads, ops.SplitParts):
+for _op_type in LIKE_FIRST:
     SHARD.register(_op_type)(like_first)
 
 
@@ -124,6 +134,4 @@ def argmax(op: ops.Argmax, operands: Operands, context: ShardContext) -> Rule:
     x = known(operands[0])
     if x.axis is None:
         return Rule(operands=(x,), results=(REPLICATED,))
-    return Rule(
-        operands=(x,), results=(REPLICATED,), op=ops.ShardedArgmax(ranks=context.ranks)
-    )
+    return Rule(operands=(x,), results=(REPLICATED,), op=ops.ShardedArgmax(ranks=context.ranks))

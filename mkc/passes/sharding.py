@@ -37,9 +37,7 @@ class Sharding:
         if self.axis is None:
             return type
         divided = divide(type.axes[self.axis], self.shards)
-        axes = tuple(
-            divided if index == self.axis else one for index, one in enumerate(type.axes)
-        )
+        axes = tuple(divided if index == self.axis else one for index, one in enumerate(type.axes))
         return TensorType(dtype=type.dtype, axes=axes)
 
 

@@ -1,8 +1,8 @@
 """What the passes after sharding work on: the graph of one rank cut into steps.
 
-A step is what becomes one phase of the kernel. Values between steps live in buffers; values that are
-only another view of a value (a head axis split off, a part of a fused projection) cost nothing and
-are `Alias`es.
+A step is what becomes one phase of the kernel. Values between steps live in buffers; values that
+are only another view of a value (a head axis split off, a part of a fused projection) cost nothing
+and are `Alias`es.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -19,7 +20,6 @@ from mkc.passes.steps import StepGraph
 from mkc.passes.steps import StepKind
 from mkc.passes.steps import StepLoop
 from mkc.passes.steps import python_name
-from mkc.schedule.decisions import DecisionLog
 from mkc.schedule.program import TAPE_LANES
 from mkc.schedule.program import VECTOR_LANES
 from mkc.schedule.program import CacheStream
@@ -31,6 +31,7 @@ CACHE_ROW_TILE = 16  # bf16 rows: a cache row is written with its aligned block
 LARGEST_TILE = 256  # positions per tile: one push of the matrix unit, 128 KiB at 256 lanes
 PAGE_SLOTS = 2  # the page in use and the next one
 STATE_SLOTS = 4  # in use, being written back, and two arriving
+FEWEST_CACHE_SLOTS = 3  # in use, and two arriving
 CACHE_SLOTS = 8  # tiles ahead; as many as published kernels keep of their largest copies
 
 
@@ -64,13 +65,9 @@ def rotary_frequencies(op: ops.RotaryTable) -> tuple[float, ...]:
     return tuple(float(value) for value in values.astype(np.float32))
 
 
-def place_streams(
-    graph: StepGraph, padded_rows: int, cache_tile: int, log: DecisionLog, passed: str
-) -> Streams:
+def place_streams(graph: StepGraph, padded_rows: int, cache_tile: int) -> Streams:
     """Builds every stream. Raises `ContextError` when the caches cannot hold the context."""
-    placer = _Placer(
-        graph=graph, padded_rows=padded_rows, cache_tile=cache_tile, log=log, passed=passed
-    )
+    placer = _Placer(graph=graph, padded_rows=padded_rows, cache_tile=cache_tile)
     placer.body(graph.body, "top")
     return Streams(
         streams=tuple(placer.streams),
@@ -84,6 +81,21 @@ def place_streams(
     )
 
 
+def with_state_slots(streams: Streams) -> Streams:
+    """The same with no more than `STATE_SLOTS` slots per state, for a tight VMEM."""
+    smaller = tuple(
+        replace(one, slots=min(one.slots, STATE_SLOTS)) if one.writes_back else one
+        for one in streams.streams
+    )
+    return replace(streams, streams=smaller)
+
+
+def with_cache_slots(streams: Streams) -> Streams:
+    """State slots as in `with_state_slots`, and `FEWEST_CACHE_SLOTS` tiles per cache."""
+    caches = tuple(replace(one, slots=FEWEST_CACHE_SLOTS) for one in streams.caches)
+    return replace(with_state_slots(streams), caches=caches)
+
+
 @dataclass(kw_only=True)
 class _Placer:
     """Walks the steps in program order."""
@@ -91,8 +103,6 @@ class _Placer:
     graph: StepGraph
     padded_rows: int
     cache_tile: int
-    log: DecisionLog
-    passed: str
     streams: list[StreamPlan] = field(default_factory=list)
     caches: list[CacheStream] = field(default_factory=list)
     pages: dict[str, tuple[PageRow, ...]] = field(default_factory=dict)
@@ -103,10 +113,10 @@ class _Placer:
     value_of: dict[str, str] = field(default_factory=dict)
 
     def unique(self, key: str, drop: int = 0) -> str:
-        """A short Python name: the first and the last word of `key` but `drop`, numbered if taken."""
+        """A short Python name: first and last word of `key` but `drop`, numbered if taken."""
         words = [word for word in re.split(r"[\W_]+", key) if word and not word.isdigit()]
         name = python_name(f"{words[0]}_{words[-1 - drop]}")
-        taken = {one.name for one in (*self.streams, *self.caches)}
+        taken = {one.name for one in self.streams} | {one.name for one in self.caches}
         names = (name if number == 1 else f"{name}_{number}" for number in count(1))
         return next(one for one in names if one not in taken)
 
@@ -182,7 +192,7 @@ class _Placer:
         return found
 
     def narrow(self, step: Step) -> None:
-        """Weight rows of a narrow matmul: item [K / 256 * rows, 256], block after block of lanes."""
+        """Weight rows of a narrow matmul, lane block by lane block: item [K / 256 * rows, 256]."""
         params = [self.graph.sharded.graph.params[node.operands[1]] for node in step.nodes]
         K = params[0].type.shape[1]
         rows = -(-sum(one.type.shape[0] for one in params) // NARROW_ROWS) * NARROW_ROWS
@@ -246,13 +256,6 @@ class _Placer:
                 purpose=purpose,
             )
         )
-        self.log.choose(
-            f"residency.{name}",
-            passed=self.passed,
-            chosen=f"{min(wanted, items)} slots in VMEM, items stream from HBM and back",
-            because="a layer's items arrive while the layer before it runs",
-            rejected={"resident": "all layers' states exceed VMEM"},
-        )
 
     def cache(self, node: Node) -> None:
         graph = self.graph.sharded.graph
@@ -280,12 +283,6 @@ class _Placer:
                 tile=tile,
                 slots=CACHE_SLOTS,
             )
-        )
-        self.log.choose(
-            f"residency.{name}",
-            passed=self.passed,
-            chosen=f"tiles of {tile} positions, {CACHE_SLOTS} slots",
-            because="only tiles up to each sequence's position are read, ahead of their layer",
         )
 
 

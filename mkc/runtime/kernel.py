@@ -81,9 +81,7 @@ class KernelSession:
 
     def load_weights(self, load: LoadTensor) -> None:
         """Packs all weights. `load` reads a checkpoint tensor by name."""
-        packer = Packer(
-            program=self.program, sharded=self.lowered.steps.sharded, load=load
-        )
+        packer = Packer(program=self.program, sharded=self.lowered.steps.sharded, load=load)
         for operand in self.program.operands:
             if operand.role in WEIGHT_ROLES:
                 ranks = 1 if operand.role == "table" else self.program.ranks
@@ -142,6 +140,3 @@ class KernelSession:
 def mesh_of(devices: Sequence[Any]) -> Mesh:
     """A mesh over devices with the axis `tp`."""
     return Mesh(np.array(devices), (AXIS,))
-
-
-

@@ -38,7 +38,7 @@ def _pieces(full: Array, type: TensorType, sharding: Sharding, shard: int) -> Ar
 
 
 def join_shards(shards: list[Array], type: TensorType, sharding: Sharding) -> Array:
-    """The full tensor from the shards of all ranks; copies are taken from the first rank of each."""
+    """The full tensor from the shards of all ranks; of copies the first rank's is taken."""
     if sharding.axis is None:
         return shards[0]
     different = shards[:: sharding.copies]

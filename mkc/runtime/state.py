@@ -1,7 +1,7 @@
 """States of a graph as the operands of a kernel, and back.
 
-In a graph a state is [instances, batch, ...] with the author's axes; in a kernel it is divided over the
-ranks and laid out for its stream.
+In a graph a state is [instances, batch, ...] with the author's axes; in a kernel it is divided over
+the ranks and laid out for its stream.
 """
 
 from __future__ import annotations
@@ -93,4 +93,3 @@ class StateLayout:
         if local.kind is StateKind.CONV:
             return operand[:, :, :batch].transpose(0, 2, 1, 3)
         return operand.reshape(local.instances, batch, *local.type.shape)
-

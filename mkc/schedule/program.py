@@ -1,9 +1,9 @@
 """The program IR: what one rank executes, in program order.
 
 All ranks run the same program on their own shards. A program knows buffers, streams and phases; it
-knows neither the model nor the chip. Values of the graph live in `Buffer`s as [rows, lanes] arrays: a
-value of shape [rows, heads, dim] occupies heads * dim consecutive lanes, so splitting an axis is a
-change of view and moves nothing.
+knows neither the model nor the chip. Values of the graph live in `Buffer`s as [rows, lanes] arrays:
+a value of shape [rows, heads, dim] occupies heads * dim consecutive lanes, so splitting an axis is
+a change of view and moves nothing.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Operand:
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """Where a parameter's columns lie in a matmul: lanes `column` .. `column + width` of the output."""
+    """Where a parameter's columns lie: lanes `column` .. `column + width` of the output."""
 
     param: str
     column: int
@@ -125,7 +125,7 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Guard:
-    """A case of a refill: taken when `loop` has iterations left and the loops in `ended` have none."""
+    """A case of a refill: `loop` has iterations left and the loops in `ended` have none."""
 
     loop: str | None
     ended: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""A program as text: operands, buffers, streams and phases in order. For reading and golden files."""
+"""A program as text, for reading and golden files: operands, buffers, streams, phases in order."""
 
 from __future__ import annotations
 

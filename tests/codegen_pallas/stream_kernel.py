@@ -1,7 +1,7 @@
 """The smallest module that follows the protocol of a generated kernel; the tests compile it.
 
-Every rank streams its own weight tiles through a ring, adds the products to a buffer it was given to
-keep, and sends the result to its right neighbour.
+Every rank streams its own weight tiles through a ring, adds the products to a buffer that it was
+given to keep, and sends the result to its right neighbour.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ ROWS = 8
 WIDTH = 1024
 TILES = 16
 SLOTS = 4
+ALIASED = False  # True: the kept buffer is an aliased result, which XLA copies before the launch
 
 
 def abstract_arguments(mesh: Mesh) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """x bf16 [ROWS, WIDTH], tape bf16 [RANKS * TILES, WIDTH, WIDTH], sums f32 [RANKS * ROWS, WIDTH]."""
+    """x and `sums` of one step, and the tape of all ranks."""
     replicated = NamedSharding(mesh, PartitionSpec())
     by_rank = NamedSharding(mesh, PartitionSpec("tp"))
     return (
@@ -35,43 +36,51 @@ def abstract_arguments(mesh: Mesh) -> tuple[jax.ShapeDtypeStruct, ...]:
 
 def build(mesh: Mesh, interpret: bool = False):
     """(x, tape, sums) -> (sums, what the left neighbour sent); `sums` is updated in place."""
+    hbm = pl.BlockSpec(memory_space=pltpu.HBM)
+    row = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)
+    call = pl.pallas_call(
+        with_alias if ALIASED else kernel,
+        out_shape=(row, row) if ALIASED else (row,),
+        in_specs=[hbm, hbm, hbm],
+        out_specs=(hbm, hbm) if ALIASED else (hbm,),
+        scratch_shapes=[
+            pltpu.VMEM((SLOTS, WIDTH, WIDTH), jnp.bfloat16),
+            pltpu.VMEM((ROWS, WIDTH), jnp.bfloat16),
+            pltpu.VMEM((ROWS, WIDTH), jnp.float32),
+            pltpu.SemaphoreType.DMA((SLOTS,)),
+            pltpu.SemaphoreType.DMA((3,)),
+        ],
+        input_output_aliases={2: 0} if ALIASED else {},
+        compiler_params=pltpu.CompilerParams(collective_id=0, has_side_effects=True),
+        interpret=interpret,
+        name=NAME,
+    )
 
     def per_rank(x, tape, sums):
-        # Not `pl.ANY`: there XLA may choose VMEM, and copies the operand into it before the launch.
-        hbm = pl.BlockSpec(memory_space=pltpu.HBM)
-        return pl.pallas_call(
-            kernel,
-            out_shape=(
-                jax.ShapeDtypeStruct(sums.shape, sums.dtype),
-                jax.ShapeDtypeStruct(sums.shape, sums.dtype),
-            ),
-            in_specs=[hbm, hbm, hbm],
-            out_specs=(hbm, hbm),
-            scratch_shapes=[
-                pltpu.VMEM((SLOTS, WIDTH, WIDTH), jnp.bfloat16),
-                pltpu.VMEM((ROWS, WIDTH), jnp.bfloat16),
-                pltpu.VMEM((ROWS, WIDTH), jnp.float32),
-                pltpu.SemaphoreType.DMA((SLOTS,)),
-                pltpu.SemaphoreType.DMA((3,)),
-            ],
-            input_output_aliases={2: 0},
-            compiler_params=pltpu.CompilerParams(collective_id=0, has_side_effects=True),
-            interpret=interpret,
-            name=NAME,
-        )(x, tape, sums)
+        # XLA prefers VMEM for what fits there, and would copy it before the launch.
+        pinned = (pltpu.with_memory_space_constraint(one, pltpu.HBM) for one in (x, tape, sums))
+        results = call(*pinned)
+        # `sums` first: its memory goes to the first result of its shape
+        return tuple(results) if ALIASED else (sums, *results)
 
+    by_rank = PartitionSpec("tp")
     sharded = jax.shard_map(
         per_rank,
         mesh=mesh,
-        in_specs=(PartitionSpec(), PartitionSpec("tp"), PartitionSpec("tp")),
-        out_specs=(PartitionSpec("tp"), PartitionSpec("tp")),
+        in_specs=(PartitionSpec(), by_rank, by_rank),
+        out_specs=(by_rank, by_rank),
         check_vma=False,
     )
     return jax.jit(sharded, donate_argnums=(2,))
 
 
-def kernel(x_hbm, tape, sums_in, sums_out, received, ring, x, total, arrived, done):
-    """One rank. `sums_in` and `sums_out` are the same memory."""
+def with_alias(x_hbm, tape, sums, sums_out, received, *scratch):
+    """`sums` and `sums_out` are the same memory."""
+    kernel(x_hbm, tape, sums, received, *scratch)
+
+
+def kernel(x_hbm, tape, sums, received, ring, x, total, arrived, done):
+    """One rank."""
     rank = jax.lax.axis_index("tp")
     right = jax.lax.rem(rank + 1, RANKS)
     barrier = pltpu.get_barrier_semaphore()
@@ -85,7 +94,7 @@ def kernel(x_hbm, tape, sums_in, sums_out, received, ring, x, total, arrived, do
 
     for tile in range(SLOTS - 1):
         load(tile).start()
-    for source, destination in ((x_hbm, x), (sums_in, total)):
+    for source, destination in ((x_hbm, x), (sums, total)):
         read = pltpu.make_async_copy(source, destination, done.at[0])
         read.start()
         read.wait()
@@ -107,6 +116,6 @@ def kernel(x_hbm, tape, sums_in, sums_out, received, ring, x, total, arrived, do
     )
     send.start()
     send.wait()
-    write = pltpu.make_async_copy(total, sums_out, done.at[0])
+    write = pltpu.make_async_copy(total, sums, done.at[0])
     write.start()
     write.wait()

@@ -9,6 +9,7 @@ from re import findall
 import pytest
 
 import mkc
+from mkc.cli.main import main
 from mkc.errors import ShapeError
 from mkc.ir.graph import Repeat
 from models.examples import dense
@@ -33,6 +34,23 @@ def test_the_program_prints_the_graph(capsys: pytest.CaptureFixture[str]) -> Non
     printed = capsys.readouterr().out
     assert printed.startswith('graph "dense" {')
     assert "repeat layers x 8 " in printed
+
+
+def test_the_command_writes_what_the_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (command,) = findall(r"```\n\.venv/bin/(mkc compile .*)\n```", TEXT)
+    argv = command.replace("models/", f"{ROOT}/models/").split()
+    monkeypatch.chdir(tmp_path)
+    # Without the TPU compiler: what it says of the kernel is not this page's matter.
+    monkeypatch.setattr("sys.argv", [*argv, "--no-aot"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert not stopped.value.code
+    assert "build/dense" in capsys.readouterr().out
+    (sentence,) = findall(r"writes (.*?) to `build/dense`", TEXT, DOTALL)
+    written = sorted(path.name for path in (tmp_path / "build" / "dense").iterdir())
+    assert written == sorted(findall(r"`([\w.]+)`", sentence))
 
 
 def test_the_layers_are_one_region() -> None:

@@ -11,14 +11,14 @@ from mkc.errors import MkcError
 
 
 @contextmanager
-def refused(error: type[MkcError], *fragments: str) -> Iterator[None]:
+def refused(error: type[MkcError], *fragments: str) -> Iterator[pytest.ExceptionInfo[MkcError]]:
     """The block raises exactly `error`, and its report holds every fragment.
 
     A good message has four things, and the fragments of a test should show them: what is wrong,
     where in the user's input, what was expected, what to do.
     """
     with pytest.raises(error) as raised:
-        yield
+        yield raised
     assert type(raised.value) is error
     report = raised.value.report()
     assert report.startswith(f"error[{error.code}]: ")

@@ -1,6 +1,8 @@
-"""What does not fit: VMEM, device memory, contexts, batches."""
+"""What does not fit: VMEM, device memory, memory tiles, contexts, batches."""
 
 from __future__ import annotations
+
+from re import findall
 
 import pytest
 
@@ -8,30 +10,112 @@ from mkc.errors import BatchError
 from mkc.errors import ContextError
 from mkc.errors import HbmError
 from mkc.errors import LiveBuffer
+from mkc.errors import TileError
 from mkc.errors import VmemError
+from mkc.targets import load_target
 from tests.errors.expect import refused
+from tests.errors.small_model import Sizes
+from tests.errors.small_model import compile_small
 
 MIB = 1 << 20
-GIB = 1 << 30
 
 
-def test_vmem_message_lists_live_buffers_by_size() -> None:
+def test_the_small_model_fits() -> None:
+    assert compile_small().report["ranks"] == 8
+
+
+# VMEM.
+
+
+def test_activations_that_exceed_vmem() -> None:
+    """Rows of 2^20 values do not fit; the message says which buffers are the large ones."""
+    with pytest.raises(VmemError) as raised:
+        compile_small(Sizes(hidden=1 << 20, mlp=128, vocab=128), batch=8)
+    error = raised.value
+    needed, limit, over = (float(one) for one in findall(r"([\d.]+) MiB", str(error))[:3])
+    assert needed - limit == pytest.approx(over, abs=0.02)
+    assert limit == pytest.approx(error.limit_bytes / MIB, abs=0.01)
+    assert error.limit_bytes < load_target("v6e:2x4").vmem.usable_bytes
+    assert sum(one.bytes for one in error.live) == error.needed_bytes
+    with refused(
+        VmemError,
+        "Cheapest change: a lower --batch than 8.",
+        *(f"  {one.name}  ({one.op})" for one in error.live),
+    ):
+        raise error
+
+
+def test_reserve_that_leaves_nothing() -> None:
+    with refused(VmemError, "MiB too much", "Cheapest change:", "tape_ring  (weight stream)"):
+        compile_small(passes="residency{reserve_bytes=127MiB}")
+
+
+def test_live_buffers_are_listed_by_size() -> None:
     live = [
         LiveBuffer(name="hidden", op="embed", bytes=MIB),
         LiveBuffer(name="tape_ring", op="weight stream", bytes=40 * MIB),
         LiveBuffer(name="gate", op="linear", bytes=24 * MIB),
     ]
-    with (
-        refused(
-            VmemError,
-            "needs 65.00 MiB of VMEM, the limit is 60.00 MiB: 5.00 MiB too much",
-            "Cheapest change: a lower --batch.",
-            "40.00 MiB  tape_ring  (weight stream)\n     24.00 MiB  gate  (linear)\n",
-        ),
+    with refused(
+        VmemError,
+        "needs 65.00 MiB of VMEM, the limit is 60.00 MiB: 5.00 MiB too much",
+        "40.00 MiB  tape_ring  (weight stream)\n     24.00 MiB  gate  (linear)\n",
     ):
         raise VmemError(
-            needed_bytes=65 * MIB,
-            limit_bytes=60 * MIB,
-            live=live,
-            cheapest_change="a lower --batch",
+            needed_bytes=65 * MIB, limit_bytes=60 * MIB, live=live, cheapest_change="fewer rows"
         )
+
+
+# Device memory.
+
+
+def test_weights_that_exceed_one_device() -> None:
+    """20 GiB of embedding and LM head: half of the head fits a device of 16 GiB, the whole not."""
+    sizes = Sizes(hidden=4096, vocab=1 << 20)
+    with pytest.raises(HbmError) as raised:
+        compile_small(sizes, target="v5e:1x1")
+    needed, weights, states, limit, over = (
+        float(one) for one in findall(r"([\d.]+) GiB", str(raised.value))
+    )
+    assert needed == pytest.approx(weights + states, abs=0.02)
+    assert needed - limit == pytest.approx(over, abs=0.02)
+    with refused(HbmError, "'v5e:1x1'", "The smallest topology that holds them is v5e:2x2."):
+        raise raised.value
+    assert compile_small(sizes, target="v5e").target.name == "v5e:2x2"
+
+
+def test_caches_that_exceed_every_topology() -> None:
+    with refused(HbmError, "of states", "No topology of this target holds them", "lower --context"):
+        compile_small(Sizes(dim=1024), target="v5e", batch=8, context=1 << 24)
+
+
+# Shapes that cannot be laid out.
+
+
+def test_inner_size_that_does_not_fill_memory_tiles() -> None:
+    with refused(
+        TileError,
+        "small_model.py:",
+        "linear: parameter 'model.layers.0.down.weight' has 24 input columns on each rank",
+        "a multiple of 16",
+        "a smaller --tp",
+    ):
+        compile_small(Sizes(mlp=8 * 24))
+
+
+@pytest.mark.parametrize(("context", "nearest"), [(100, 112), (8, 16), (4097, 4112)])
+def test_context_that_is_no_multiple_of_a_cache_tile(context: int, nearest: int) -> None:
+    with refused(ContextError, f"context {context}", "a multiple of 16", f"Use {nearest}."):
+        compile_small(context=context)
+
+
+@pytest.mark.parametrize("context", [0, -16])
+def test_context_that_is_not_positive(context: int) -> None:
+    with refused(ContextError, f"context {context}", "at least one position", "--context"):
+        compile_small(context=context)
+
+
+@pytest.mark.parametrize("batch", [-1, 0, 9])
+def test_batch_outside_the_range(batch: int) -> None:
+    with refused(BatchError, f"batch {batch}", "1 to 8", "Choose a batch in that range"):
+        compile_small(batch=batch)

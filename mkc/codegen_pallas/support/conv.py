@@ -29,9 +29,7 @@ def causal_conv(
       x: the new input `[R, C]` f32, bf16 numbers.
       taps: `[1, C]` f32 each, the last one for the new input.
     """
-    window = [
-        stream.ring[cursor.slot, index].astype(jnp.float32) for index in range(len(taps) - 1)
-    ]
+    window = [stream.ring[cursor.slot, index].astype(jnp.float32) for index in range(len(taps) - 1)]
     window.append(x)
     total = window[0] * taps[0]
     for value, tap in zip(window[1:], taps[1:], strict=True):

@@ -62,10 +62,10 @@ def build(
 ) -> Any:
     """The jitted step: operands in order -> (next tokens, [logits,] updated arrays).
 
-    Updated arrays are donated. On one device and in interpret mode they are aliased to results of the
-    call. Around a call that communicates XLA would copy every aliased array in and out, so on several
-    TPU devices the kernel writes its operands in place (it is marked as having side effects) and the
-    step returns the donated arguments: the same buffers, without a copy.
+    Updated arrays are donated. On one device and in interpret mode they are aliased to results of
+    the call. Around a call that communicates XLA would copy every aliased array in and out, so on
+    several TPU devices the kernel writes its operands in place (it is marked as having side
+    effects) and the step returns the donated arguments: the same buffers, without a copy.
 
     Args:
       body: the kernel, called with a namespace of references by name.
@@ -105,7 +105,7 @@ def _call(
     aliased: tuple[int, ...],
 ) -> Any:
     """The `pallas_call`; without `aliased` operands the kernel writes the operands themselves."""
-    outputs = [("next_token", (spec.batch,), "i32")]
+    outputs: list[tuple[str, tuple[int, ...], str]] = [("next_token", (spec.batch,), "i32")]
     if spec.logits:
         outputs.append(("logits", spec.logits, "f32"))
     results = [

@@ -48,10 +48,14 @@ class View:
         return jnp.sum(jnp.where(mine, value, 0.0), axis=0, keepdims=True)
 
     def store_row(self, index: Scalar, value: jax.Array) -> None:
-        """Replaces row `index` by `value` `[1, width]`; other rows keep what they hold."""
-        old = self.load()
+        """Replaces row `index` by `value` `[1, width]`; other rows keep what they hold.
+
+        The choice is made in f32, whose masks every chip has; a bf16 buffer rounds what it stores.
+        """
+        old = self.load().astype(jnp.float32)
         mine = lax.broadcasted_iota(jnp.int32, old.shape, 0) == index
-        self.store(jnp.where(mine, jnp.broadcast_to(value, old.shape), old))
+        new = jnp.where(mine, jnp.broadcast_to(value, old.shape), old)
+        self.store(new.astype(self.ref.dtype))
 
     def lanes(self, start: int, width: int) -> View:
         """Lanes `start` .. `start + width` of this view."""

@@ -1,0 +1,1 @@
+"""The `mkc` command: one module per subcommand."""

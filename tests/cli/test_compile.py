@@ -1,0 +1,165 @@
+"""`mkc compile` as a user sees it: output folder, printed text, messages and exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mkc.cli import output
+from mkc.driver import CompileResult
+
+ROOT = Path(__file__).parents[2]
+SMALL = Path(__file__).with_name("small_model.py")
+DECODER = f"{SMALL}:decoder"
+FILES = ["graph.txt", "kernel.py", "plan.json", "program.txt", "report.json"]
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`mkc ARGUMENTS` in `folder`, as a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "mkc.cli.main", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def test_a_model_of_the_user_is_compiled_by_the_tpu_compiler(tmp_path: Path) -> None:
+    done = run(tmp_path, "compile", DECODER, "--tp", "2")
+    assert done.stderr == ""
+    assert done.returncode == 0
+    folder = tmp_path / "build" / "small_model-tpu7x-2x2x1-b1-c4096"
+    assert names(folder) == FILES
+    assert names(tmp_path / "build") == [folder.name]
+    assert "accepted: 1 launch" in done.stdout
+    report = json.loads((folder / "report.json").read_text())
+    assert report["aot"]["ok"] is True
+    assert report["aot"]["custom_calls"] == 1
+
+
+def test_json_prints_the_report_and_nothing_else(tmp_path: Path) -> None:
+    done = run(tmp_path, "compile", DECODER, "--tp", "2", "--no-aot", "--json", "--out", "here")
+    assert done.stdout == (tmp_path / "here" / "report.json").read_text()
+    report = json.loads(done.stdout)
+    assert (report["model"], report["ranks"], report["aot"]) == ("small_model", 2, None)
+
+
+def test_the_same_request_gives_the_same_files(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        run(tmp_path, "compile", DECODER, "--tp", "2", "--no-aot", "--quiet", "--out", name)
+    for name in ("graph.txt", "kernel.py", "plan.json", "program.txt"):
+        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
+
+
+def test_emit_prints_and_writes_nothing(tmp_path: Path) -> None:
+    done = run(tmp_path, "compile", DECODER, "--tp", "2", "--emit", "graph")
+    assert done.returncode == 0
+    assert "embed" in done.stdout
+    assert names(tmp_path) == []
+
+
+def test_quiet_prints_nothing_and_replaces_its_own_folder(tmp_path: Path) -> None:
+    arguments = ("compile", DECODER, "--tp", "2", "--no-aot", "--quiet", "--out", "here")
+    for batch in ("1", "2"):
+        done = run(tmp_path, *arguments, "--batch", batch)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert names(tmp_path) == ["here"]
+    assert json.loads((tmp_path / "here" / "report.json").read_text())["batch"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["qwen39"], "E110", "known models: qwen38"),
+        (["missing.py:decoder"], "E111", "there is no file missing.py"),
+        ([str(SMALL)], "E111", "does not name a function"),
+        ([f"{SMALL}:decode"], "E111", "It has: broken, decoder"),
+        ([f"{SMALL}:not_a_function"], "E111", "is a int, not a function"),
+        ([f"{SMALL}:broken"], "E111", r"small_model\.py:\d+ raised ValueError: of my own"),
+        (["qwen38", "--target", "tpu9"], "E120", "known targets: tpu7x"),
+        (["qwen38", "--target", "v6e:3x3"], "E120", "2x2, 2x4"),
+        (["qwen38", "--batch", "9"], "E131", "1 to 8"),
+        (["qwen38", "--context", "0"], "E130", "at least one position"),
+        (["qwen38", "--config", "absent.json"], "E104", "absent.json: cannot be read"),
+        (["qwen38", "--passes", "nonsense"], "E191", "nonsense"),
+        (["qwen38", "--tp", "7"], "E140", "tp 7 does not divide"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value.startswith("E") else "",
+)
+def test_a_bad_request_is_one_message_and_status_2(
+    tmp_path: Path, arguments: list[str], code: str, said: str
+) -> None:
+    done = run(tmp_path, "compile", "--no-aot", *arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith(f"error[{code}]: ")
+    assert re.search(said, done.stderr), done.stderr
+    assert names(tmp_path) == []
+
+
+def test_a_config_that_is_not_json_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    done = run(tmp_path, "compile", "qwen38", "--no-aot", "--config", ".")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error[E104]: config.json: is not JSON")
+
+
+def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "thesis.tex").write_text("mine")
+    done = run(tmp_path, "compile", DECODER, "--no-aot", "--out", "here")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error[E160]: ")
+    assert "thesis.tex" in done.stderr
+    assert names(tmp_path / "here") == ["thesis.tex"]
+
+
+def test_a_failure_while_writing_leaves_the_old_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    (folder / "report.json").write_text("old")
+    written: list[str] = []
+
+    def full_disk(path: Path, text: str, encoding: str) -> int:
+        written.append(path.name)
+        if len(written) == 3:
+            raise OSError(28, "No space left on device")
+        return len(text)
+
+    monkeypatch.setattr(Path, "write_text", full_disk)
+    result = CompileResult(
+        lowered=None,  # type: ignore[arg-type]
+        target=None,  # type: ignore[arg-type]
+        report={},
+        plan={},
+        kernel_source="",
+        graph_text="",
+        program_text="",
+    )
+    with pytest.raises(output.OutputError, match="No space left on device"):
+        output.write_folder(folder, result)
+    assert names(tmp_path) == ["here"]
+    assert (folder / "report.json").read_text() == "old"
+
+
+def test_a_wrong_option_is_status_2(tmp_path: Path) -> None:
+    assert run(tmp_path, "compile", "qwen38", "--bogus").returncode == 2
+
+
+def test_what_can_be_named_is_listed(tmp_path: Path) -> None:
+    assert run(tmp_path, "models").stdout.startswith("qwen38 ")
+    assert re.search(r"tpu7x:2x2x1 +8 devices", run(tmp_path, "targets").stdout)
