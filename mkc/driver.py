@@ -182,7 +182,7 @@ def _build(request: CompileRequest, target: Target, *, reserve_bytes: int) -> _B
     lowered = lower_graph(
         request.graph, target, tp=request.tp, passes=passes, logits=request.logits
     )
-    source = kernel_source(lowered.program, lowered.steps, target=target.name)
+    source = kernel_source(lowered.program, lowered.steps, target=target)
     return _Built(lowered=lowered, source=source)
 
 

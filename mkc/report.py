@@ -86,7 +86,7 @@ def report_document(
         "vmem": {
             "peak_bytes": lowered.residency.vmem_bytes,
             "limit_bytes": target.vmem.usable_bytes,
-            "reserve_bytes": target.vmem.reserve_bytes,
+            "reserve_bytes": lowered.residency.reserve_bytes,
             "largest": [[one.name, one.bytes] for one in allocations[:LARGEST_LISTED]],
         },
         "aot": _aot_document(aot),

@@ -45,6 +45,7 @@ class Config:
     value_dim: int
     taps: int
     tied: bool
+    max_positions: int
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Config:
@@ -76,6 +77,7 @@ class Config:
             value_dim=_size(text, "linear_value_head_dim"),
             taps=_size(text, "linear_conv_kernel_dim"),
             tied=_flag(text, "tie_word_embeddings", config.get("tie_word_embeddings", False)),
+            max_positions=_size(text, "max_position_embeddings"),
         )
         _check_groups("num_attention_heads", loaded.heads, "num_key_value_heads", loaded.kv_heads)
         _check_groups(
@@ -86,6 +88,7 @@ class Config:
 
 def decoder(config: Config, step: mkc.Step) -> mkc.Outputs:
     """One decode step for `step.rows` token rows."""
+    step.limit_context(config.max_positions)
     table = mkc.param(PREFIX + "embed_tokens.weight", [config.vocab, config.hidden])
     cos, sin = mkc.rotary_table(step.positions, theta=config.theta, dim=config.rotary_dim)
     h = mkc.embed(step.tokens, table)

@@ -102,10 +102,9 @@ def slice_heads(op: ops.Slice, operands: Operands, context: EmitContext) -> tupl
 def rotary_table(
     op: ops.RotaryTable, operands: Operands, context: EmitContext
 ) -> tuple[Emitted, ...]:
-    """Two results of one call: the printer names the pair first."""
+    """One call with two results."""
     positions = "support.positions_column(m.positions, BATCH, ROWS)"
-    table = f"support.rotary_table({positions}, {context.constant})"
-    return (Emitted(code=f"{table}[0]"), Emitted(code=f"{table}[1]"))
+    return (Emitted(code=f"support.rotary_table({positions}, {context.constant})"),)
 
 
 @EMIT.register(ops.Rotary)

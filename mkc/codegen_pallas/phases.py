@@ -19,6 +19,7 @@ from mkc.ir.graph import Node
 from mkc.ir.types import DType
 from mkc.ir.types import TensorType
 from mkc.passes.steps import StepGraph
+from mkc.passes.streams import rotary_frequencies
 from mkc.schedule.program import TAPE_LANES
 from mkc.schedule.program import AllReducePhase
 from mkc.schedule.program import ArgmaxPhase
@@ -183,7 +184,11 @@ class PhaseWriter:
         if phase.page:
             lines.append(f"page, slot = m.{phase.page}.ring, c.{phase.page}.slot")
         names: dict[str, str] = {}
+        place = phase.location
         for node in phase.nodes:
+            if node.location != place:
+                place = node.location
+                lines.append(f"# {place}")
             lines += self._node(phase, node, names)
         for value, view in phase.writes.items():
             code = names[value]
@@ -206,15 +211,24 @@ class PhaseWriter:
         context = emit.EmitContext(
             results=tuple(value.type for value in node.results),
             state=self._state(phase, node),
-            constant=self._constant(phase, node),
-            taps=self._taps(phase, node),
+            constant=self._constant(phase, node, names, lines),
+            taps=self._taps(phase, node, names, lines),
         )
-        for value, emitted in zip(node.results, facet(node.op, operands, context), strict=True):
-            name = python_identifier(value.name)
+        found = facet(node.op, operands, context)
+        for value in node.results:
+            names[value.name] = python_identifier(value.name)
+        if len(found) < len(node.results):
+            (pair,) = found
+            together = ", ".join(names[value.name] for value in node.results)
+            lines.append(f"{together} = {pair.code}")
+            found = tuple(
+                emit.Emitted(code=names[value.name], exact=pair.exact) for value in node.results
+            )
+        for value, emitted in zip(node.results, found, strict=True):
             rounds = value.type.dtype is DType.BF16 and not emitted.exact
             code = f"support.round_bf16({emitted.code})" if rounds else emitted.code
-            lines.append(f"{name} = {code}")
-            names[value.name] = name
+            if code != names[value.name]:
+                lines.append(f"{names[value.name]} = {code}")
         return lines
 
     def _operand(
@@ -231,7 +245,7 @@ class PhaseWriter:
         if name in self.graph.params:
             if isinstance(node.op, ops.CausalConv):
                 return ""
-            return self._vector(self._row(phase.page, param=name))
+            return self._vector(self._row(phase.page, param=name), names, lines)
         if name in {value.name for value in self.graph.inputs}:
             return f"m.{name}"
         alias = self.steps.resolve(name)
@@ -254,8 +268,13 @@ class PhaseWriter:
             row for row in self.program.pages[page] if row.param == param and row.tap == tap
         )
 
-    def _vector(self, row: PageRow) -> str:
-        return f"support.vector(page, slot, {row.row}, {row.length})"
+    def _vector(self, row: PageRow, names: dict[str, str], lines: list[str]) -> str:
+        """A variable that holds the vector, loaded once per phase."""
+        name = vector_name(row)
+        if name not in names:
+            names[name] = name
+            lines.append(f"{name} = support.vector(page, slot, {row.row}, {row.length})")
+        return name
 
     def _state(self, phase: VectorPhase, node: Node) -> tuple[str, str] | None:
         if not node.states:
@@ -263,19 +282,22 @@ class PhaseWriter:
         name = phase.states[node.states[0]]
         return f"m.{name}", f"c.{name}"
 
-    def _constant(self, phase: VectorPhase, node: Node) -> str | None:
+    def _constant(
+        self, phase: VectorPhase, node: Node, names: dict[str, str], lines: list[str]
+    ) -> str | None:
         if not isinstance(node.op, ops.RotaryTable):
             return None
+        wanted = rotary_frequencies(node.op)
         rows = self.program.pages[phase.page]
-        return self._vector(
-            next(row for row in rows if row.constant and row.length == node.op.dim // 2)
-        )
+        return self._vector(next(row for row in rows if row.constant == wanted), names, lines)
 
-    def _taps(self, phase: VectorPhase, node: Node) -> tuple[str, ...]:
+    def _taps(
+        self, phase: VectorPhase, node: Node, names: dict[str, str], lines: list[str]
+    ) -> tuple[str, ...]:
         if not isinstance(node.op, ops.CausalConv):
             return ()
         return tuple(
-            self._vector(self._row(phase.page, param=node.operands[1], tap=tap))
+            self._vector(self._row(phase.page, param=node.operands[1], tap=tap), names, lines)
             for tap in range(node.op.taps)
         )
 
@@ -413,6 +435,20 @@ def _value_types(graph: Graph) -> dict[str, TensorType]:
 
     visit(graph.body)
     return types
+
+
+def vector_name(row: PageRow) -> str:
+    """A variable for a small vector: `w_` and the parameter's own name, or `constant_ROW`."""
+    if not row.param:
+        return f"constant_{row.row}"
+    tap = "" if row.tap is None else f"_{row.tap}"
+    return f"w_{param_word(row.param)}{tap}"
+
+
+def param_word(key: str) -> str:
+    """A parameter's own name: the last word of its key that says something."""
+    words = [word for word in re.split(r"[^A-Za-z0-9_]+", key) if not word.isdigit()]
+    return next(word for word in reversed(words) if word and word != "weight")
 
 
 def python_identifier(name: str) -> str:

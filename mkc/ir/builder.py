@@ -134,6 +134,15 @@ class Step:
     tokens: Tensor
     positions: Tensor
 
+    def limit_context(self, positions: int) -> None:
+        """Says how many positions the model was made for. Raises `ContextError` beyond it."""
+        if self.context > positions:
+            raise ContextError(
+                context=self.context,
+                expected=f"at most the {positions} positions that the model was made for",
+                hint=f"Use --context {positions} or less",
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:

@@ -66,8 +66,11 @@ def lifetimes(graph: StepGraph) -> list[Lifetime]:
     loops: list[tuple[int, int]] = []
     groups = _Groups()
     end = _scan(graph, graph.body, 0, uses, loops, groups)
+    tokens = {step.nodes[0].results[0].name for step in graph.steps() if step.kind is StepKind.ARGMAX}
     for name in graph.sharded.graph.outputs.values():
         base = graph.resolve(name).base
+        if base in tokens:
+            continue  # token ids go to scalar memory
         uses.setdefault(base, _Uses()).reads.append((end - 1, StepKind.VECTOR))
     by_root: dict[str, list[str]] = {}
     for name in uses:

@@ -30,6 +30,7 @@ from mkc.ir.types import Axis
 from mkc.ir.types import DType
 from mkc.ir.types import Part
 from mkc.ir.types import TensorType
+from mkc.passes.p05_untie import Untie
 from mkc.passes.sharding import REPLICATED
 from mkc.passes.sharding import ShardedGraph
 from mkc.passes.sharding import Sharding
@@ -75,6 +76,7 @@ class Shard:
 
     def apply(self, graph: Graph, log: DecisionLog) -> ShardedGraph:
         """Returns the graph of one rank. Raises `ShardingError` when one does not divide."""
+        graph = Untie().apply(graph, log)
         walk = _Walk(graph=graph, ranks=self.ranks)
         body = walk.block(graph.body)
         params = {

@@ -19,6 +19,7 @@ from mkc.ir import ops
 from mkc.ir.graph import Block
 from mkc.ir.graph import Node
 from mkc.ir.graph import Repeat
+from mkc.passes.carries import separate_carries
 from mkc.passes.sharding import ShardedGraph
 from mkc.passes.steps import Alias
 from mkc.passes.steps import Step
@@ -55,6 +56,7 @@ class Fuse:
 
     def apply(self, sharded: ShardedGraph, log: DecisionLog) -> StepGraph:
         """Returns the steps of one rank in program order."""
+        sharded = replace(sharded, graph=separate_carries(sharded.graph))
         cutter = _Cutter(options=self, sharded=sharded, log=log)
         for value in sharded.graph.inputs:
             cutter.widths[value.name] = 1
@@ -204,7 +206,8 @@ class _Cutter:
 
 
 def _same_input(one: Node, other: Node) -> bool:
-    return isinstance(one.op, ops.Linear) and one.operands[0] == other.operands[0]
+    """True for projections of one value to results of one dtype."""
+    return one.op == other.op and one.operands[0] == other.operands[0]
 
 
 def _blocks(columns: int) -> int:

@@ -60,6 +60,7 @@ class Residency:
     Attributes:
       views: buffer lanes of every base value.
       allocations: all VMEM arrays, largest first.
+      reserve_bytes: VMEM left to the compiler.
     """
 
     buffers: tuple[Buffer, ...]
@@ -67,6 +68,7 @@ class Residency:
     streams: Streams
     slots: int
     allocations: tuple[Allocation, ...]
+    reserve_bytes: int
 
     @property
     def vmem_bytes(self) -> int:
@@ -130,7 +132,12 @@ class Place:
         )
         self._record(streams, slots, tiles, log)
         return Residency(
-            buffers=buffers, views=views, streams=streams, slots=slots, allocations=allocations
+            buffers=buffers,
+            views=views,
+            streams=streams,
+            slots=slots,
+            allocations=allocations,
+            reserve_bytes=reserve,
         )
 
     def _record(self, streams: Streams, slots: int, tiles: Tiles, log: DecisionLog) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from mkc.errors import PassSpecError
 from mkc.ir.graph import Graph
+from mkc.ir.verify import findings
 from mkc.passes import shard_rules as shard_rules  # registers the SHARD facets
 from mkc.passes.p10_shard import Shard
 from mkc.passes.p10_shard import infer_local
@@ -66,6 +67,7 @@ class Pipeline:
         padded_rows = -(-graph.rows // ROW_TILE) * ROW_TILE
         sharded = self.shard.apply(graph, log)
         infer_local(sharded.graph)
+        _assert_valid(sharded.graph)
         steps = self.fuse.apply(sharded, log)
         tiles = self.tile.apply(steps, target, log)
         collectives = self.collectives.apply(steps, padded_rows, target, log)
@@ -102,6 +104,12 @@ class Pipeline:
             pipeline = replace(pipeline, **{name: changed})
             position = match.end()
         return pipeline
+
+
+def _assert_valid(graph: Graph) -> None:
+    """A pass that breaks a graph is a fault of mkc, not of the model."""
+    found = findings(graph)
+    assert not found, f"after sharding: {found[0]}"
 
 
 def _print(one: Any) -> str:

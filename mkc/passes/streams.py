@@ -68,7 +68,7 @@ def rotary_frequencies(op: ops.RotaryTable) -> tuple[float, ...]:
 def place_streams(graph: StepGraph, padded_rows: int, cache_tile: int) -> Streams:
     """Builds every stream. Raises `ContextError` when the caches cannot hold the context."""
     placer = _Placer(graph=graph, padded_rows=padded_rows, cache_tile=cache_tile)
-    placer.body(graph.body, "top")
+    placer.body(graph.body, "top", executions=1)
     return Streams(
         streams=tuple(placer.streams),
         caches=tuple(placer.caches),
@@ -120,24 +120,23 @@ class _Placer:
         names = (name if number == 1 else f"{name}_{number}" for number in count(1))
         return next(one for one in names if one not in taken)
 
-    def body(self, body: tuple[Step | StepLoop, ...], block: str) -> None:
+    def body(self, body: tuple[Step | StepLoop, ...], block: str, executions: int) -> None:
         """Places the streams of one block; each block has at most one page."""
         own = [item for item in body if isinstance(item, Step)]
-        self.page(own, f"page_{block}")
+        self.page(own, f"page_{block}", executions)
         for item in body:
             if isinstance(item, StepLoop):
-                self.body(item.body, item.name)
+                self.body(item.body, item.name, executions * item.count)
                 continue
             for node in item.nodes:
                 self.states(node)
             if item.kind is StepKind.NARROW_MATMUL:
                 self.narrow(item)
 
-    def page(self, steps: list[Step], name: str) -> None:
+    def page(self, steps: list[Step], name: str, items: int) -> None:
         """One item holds all small vectors of one execution of the block."""
         rows: list[PageRow] = []
         at = 0
-        items = 1
         readers = []
         for step in steps:
             if step.kind is not StepKind.VECTOR:
@@ -150,8 +149,6 @@ class _Placer:
                         continue
                     rows.append(_at(vector, at))
                     at += -(-vector.length // VECTOR_LANES)
-                    if vector.param:
-                        items = self.graph.sharded.graph.params[vector.param].instances
         if not rows:
             return
         item_rows = -(-at // ROW_TILE) * ROW_TILE

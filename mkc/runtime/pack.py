@@ -113,7 +113,7 @@ class Packer:
             for one in self.program.phases()
             if isinstance(one, EmbedPhase) and one.table == name
         )
-        full = self.load(phase.param)
+        full = self.load(self.sharded.full.params[phase.param].tensor_names()[0])
         table = np.zeros(operand.shape, ml_dtypes.bfloat16)
         table[: full.shape[0]] = full
         return table

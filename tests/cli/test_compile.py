@@ -3,41 +3,59 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from mkc.cli import output
+from mkc.cli.main import main
 from mkc.driver import CompileResult
 
-ROOT = Path(__file__).parents[2]
 SMALL = Path(__file__).with_name("small_model.py")
 DECODER = f"{SMALL}:decoder"
 FILES = ["graph.txt", "kernel.py", "plan.json", "program.txt", "report.json"]
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`mkc ARGUMENTS` in `folder`, as a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "mkc.cli.main", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """How one command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+type Run = Callable[..., Done]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """`run(*arguments)` is `mkc ARGUMENTS` in an empty folder; a traceback fails the test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def command(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["mkc", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        code = ended.value.code
+        assert code is None or isinstance(code, int)
+        return Done(returncode=code or 0, stdout=printed.out, stderr=printed.err)
+
+    return command
 
 
 def names(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir())
 
 
-def test_a_model_of_the_user_is_compiled_by_the_tpu_compiler(tmp_path: Path) -> None:
-    done = run(tmp_path, "compile", DECODER, "--tp", "2")
+def test_a_model_of_the_user_is_compiled_by_the_tpu_compiler(run: Run, tmp_path: Path) -> None:
+    done = run("compile", DECODER, "--tp", "2")
     assert done.stderr == ""
     assert done.returncode == 0
     folder = tmp_path / "build" / "small_model-tpu7x-2x2x1-b1-c4096"
@@ -49,31 +67,31 @@ def test_a_model_of_the_user_is_compiled_by_the_tpu_compiler(tmp_path: Path) -> 
     assert report["aot"]["custom_calls"] == 1
 
 
-def test_json_prints_the_report_and_nothing_else(tmp_path: Path) -> None:
-    done = run(tmp_path, "compile", DECODER, "--tp", "2", "--no-aot", "--json", "--out", "here")
+def test_json_prints_the_report_and_nothing_else(run: Run, tmp_path: Path) -> None:
+    done = run("compile", DECODER, "--tp", "2", "--no-aot", "--json", "--out", "here")
     assert done.stdout == (tmp_path / "here" / "report.json").read_text()
     report = json.loads(done.stdout)
     assert (report["model"], report["ranks"], report["aot"]) == ("small_model", 2, None)
 
 
-def test_the_same_request_gives_the_same_files(tmp_path: Path) -> None:
+def test_the_same_request_gives_the_same_files(run: Run, tmp_path: Path) -> None:
     for name in ("first", "second"):
-        run(tmp_path, "compile", DECODER, "--tp", "2", "--no-aot", "--quiet", "--out", name)
+        run("compile", DECODER, "--tp", "2", "--no-aot", "--quiet", "--out", name)
     for name in ("graph.txt", "kernel.py", "plan.json", "program.txt"):
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
 
 
-def test_emit_prints_and_writes_nothing(tmp_path: Path) -> None:
-    done = run(tmp_path, "compile", DECODER, "--tp", "2", "--emit", "graph")
+def test_emit_prints_and_writes_nothing(run: Run, tmp_path: Path) -> None:
+    done = run("compile", DECODER, "--tp", "2", "--emit", "graph")
     assert done.returncode == 0
     assert "embed" in done.stdout
     assert names(tmp_path) == []
 
 
-def test_quiet_prints_nothing_and_replaces_its_own_folder(tmp_path: Path) -> None:
+def test_quiet_prints_nothing_and_replaces_its_own_folder(run: Run, tmp_path: Path) -> None:
     arguments = ("compile", DECODER, "--tp", "2", "--no-aot", "--quiet", "--out", "here")
     for batch in ("1", "2"):
-        done = run(tmp_path, *arguments, "--batch", batch)
+        done = run(*arguments, "--batch", batch)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert names(tmp_path) == ["here"]
     assert json.loads((tmp_path / "here" / "report.json").read_text())["batch"] == 2
@@ -99,9 +117,9 @@ def test_quiet_prints_nothing_and_replaces_its_own_folder(tmp_path: Path) -> Non
     ids=lambda value: value if isinstance(value, str) and value.startswith("E") else "",
 )
 def test_a_bad_request_is_one_message_and_status_2(
-    tmp_path: Path, arguments: list[str], code: str, said: str
+    run: Run, tmp_path: Path, arguments: list[str], code: str, said: str
 ) -> None:
-    done = run(tmp_path, "compile", "--no-aot", *arguments)
+    done = run("compile", "--no-aot", *arguments)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith(f"error[{code}]: ")
@@ -109,17 +127,17 @@ def test_a_bad_request_is_one_message_and_status_2(
     assert names(tmp_path) == []
 
 
-def test_a_config_that_is_not_json_is_named(tmp_path: Path) -> None:
+def test_a_config_that_is_not_json_is_named(run: Run, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
-    done = run(tmp_path, "compile", "qwen38", "--no-aot", "--config", ".")
+    done = run("compile", "qwen38", "--no-aot", "--config", ".")
     assert done.returncode == 2
     assert done.stderr.startswith("error[E104]: config.json: is not JSON")
 
 
-def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_left_alone(run: Run, tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "thesis.tex").write_text("mine")
-    done = run(tmp_path, "compile", DECODER, "--no-aot", "--out", "here")
+    done = run("compile", DECODER, "--no-aot", "--out", "here")
     assert done.returncode == 2
     assert done.stderr.startswith("error[E160]: ")
     assert "thesis.tex" in done.stderr
@@ -156,10 +174,10 @@ def test_a_failure_while_writing_leaves_the_old_folder(
     assert (folder / "report.json").read_text() == "old"
 
 
-def test_a_wrong_option_is_status_2(tmp_path: Path) -> None:
-    assert run(tmp_path, "compile", "qwen38", "--bogus").returncode == 2
+def test_a_wrong_option_is_status_2(run: Run) -> None:
+    assert run("compile", "qwen38", "--bogus").returncode == 2
 
 
-def test_what_can_be_named_is_listed(tmp_path: Path) -> None:
-    assert run(tmp_path, "models").stdout.startswith("qwen38 ")
-    assert re.search(r"tpu7x:2x2x1 +8 devices", run(tmp_path, "targets").stdout)
+def test_what_can_be_named_is_listed(run: Run) -> None:
+    assert run("models").stdout.startswith("qwen38 ")
+    assert re.search(r"tpu7x:2x2x1 +8 devices", run("targets").stdout)

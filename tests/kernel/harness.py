@@ -200,7 +200,7 @@ def build(
     edit: Callable[[str], str] = lambda source: source,
 ) -> RecordingSession:
     """The kernel of a program, with its weights; `edit` changes its source."""
-    source = edit(kernel_source(lowered.program, lowered.steps, target=TARGET))
+    source = edit(kernel_source(lowered.program, lowered.steps, target=load_target(TARGET)))
     session = RecordingSession(
         lowered=lowered,
         source=source,

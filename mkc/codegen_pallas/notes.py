@@ -1,0 +1,110 @@
+"""What the generated kernel says about a phase: its op, its bytes, its ring slots, its time."""
+
+from __future__ import annotations
+
+import textwrap
+
+from mkc.schedule.program import TAPE_LANES
+from mkc.schedule.program import AllReducePhase
+from mkc.schedule.program import AttentionPhase
+from mkc.schedule.program import DeltaRulePhase
+from mkc.schedule.program import MatmulPhase
+from mkc.schedule.program import NarrowMatmulPhase
+from mkc.schedule.program import Phase
+from mkc.schedule.program import Program
+from mkc.schedule.program import VectorPhase
+from mkc.schedule.program import View
+from mkc.targets import Target
+
+WIDTH = 92
+ROW_BYTES = TAPE_LANES * 2
+
+
+def phase_notes(program: Program, phase: Phase, target: Target) -> list[str]:
+    """The lines of a phase's docstring. Times are predicted from the target's figures."""
+    lines = textwrap.wrap(f"{phase.id}: {phase.title}.", WIDTH)
+    if phase.location is not None:
+        lines += [f"From {phase.location}."]
+    facts = _facts(program, phase, target)
+    return [*lines, "", *facts] if facts else lines
+
+
+def _facts(program: Program, phase: Phase, target: Target) -> list[str]:
+    match phase:
+        case MatmulPhase():
+            return _matmul(program, phase, target)
+        case NarrowMatmulPhase():
+            return [
+                f"[{program.rows}, {phase.K}] x [{phase.K}, {phase.columns}], weights as rows "
+                f"from {phase.stream}.",
+                _flow(phase.left, phase.output),
+            ]
+        case AllReducePhase():
+            return _all_reduce(program, phase, target)
+        case DeltaRulePhase():
+            state = phase.value_heads * phase.key_dim * phase.value_dim * 4
+            return [
+                f"{phase.key_heads} key and {phase.value_heads} value heads; {state} bytes of state "
+                f"per sequence, in place in {phase.stream}.",
+            ]
+        case AttentionPhase():
+            cache = next(one for one in program.caches if one.name == phase.cache)
+            return [
+                f"{phase.heads} query and {phase.kv_heads} key heads of {phase.head_dim}; tiles of "
+                f"{cache.tile} positions, {cache.slots} slots.",
+            ]
+        case VectorPhase():
+            return _vector(phase)
+        case _:
+            return []
+
+
+def _matmul(program: Program, phase: MatmulPhase, target: Target) -> list[str]:
+    loads = phase.loads()
+    total = sum(loads) * ROW_BYTES
+    stream_us = total / target.hbm.sustained_bytes_per_us
+    pushes = phase.K * phase.blocks / target.mxu.width
+    push_us = pushes * target.mxu.push_us * (target.mxu.width / TAPE_LANES)
+    return [
+        f"[{program.rows}, {phase.K}] x [{phase.K}, {phase.columns}]: {len(loads)} loads of "
+        f"{loads[0]} rows, {total} bytes, slots of {program.tape.slot_rows} rows.",
+        f"Predicted: {stream_us:.2f} us of weight stream, {push_us:.2f} us of matrix unit.",
+        _flow(phase.left, phase.output),
+    ]
+
+
+def _all_reduce(program: Program, phase: AllReducePhase, target: Target) -> list[str]:
+    plan = next(one for one in program.exchanges if one.name == phase.exchange)
+    egress = exchange_egress(plan.kind, plan.rows, plan.columns, program.ranks)
+    predicted = sum(target.exchange_us(one) for one in egress)
+    return [
+        f"{phase.algorithm} over {program.ranks} ranks, [{plan.rows}, {plan.columns}].",
+        f"Predicted: {predicted:.2f} us.",
+        *textwrap.wrap(f"Safe because {plan.safe_because}.", WIDTH),
+        _flow(phase.partial, phase.output),
+    ]
+
+
+def exchange_egress(kind: str, rows: int, columns: int, ranks: int) -> tuple[int, ...]:
+    """Bytes that one rank sends to all peers, per phase of the algorithm."""
+    if kind == "two_phase":
+        share = rows * (columns // ranks)
+        return ((ranks - 1) * share * 4, (ranks - 1) * share * 2)
+    return ((ranks - 1) * rows * columns * 4,)
+
+
+def _vector(phase: VectorPhase) -> list[str]:
+    lines = []
+    if phase.reads:
+        lines += textwrap.wrap("Reads " + ", ".join(_names(phase.reads)) + ".", WIDTH)
+    if phase.writes:
+        lines += textwrap.wrap("Writes " + ", ".join(_names(phase.writes)) + ".", WIDTH)
+    return lines
+
+
+def _names(views: dict[str, View]) -> list[str]:
+    return list(dict.fromkeys(view.buffer for view in views.values()))
+
+
+def _flow(source: View, output: View) -> str:
+    return f"Reads {source.buffer}, writes {output.buffer}."
