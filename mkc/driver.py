@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from mkc.codegen_pallas.aot import AotResult
@@ -16,10 +17,12 @@ from mkc.errors import BatchError
 from mkc.errors import DeviceCountError
 from mkc.errors import HbmError
 from mkc.errors import ShardingError
+from mkc.errors import VmemError
 from mkc.ir.graph import Graph
 from mkc.ir.text import print_graph
 from mkc.ir.verify import verify
 from mkc.passes.p10_shard import Shard
+from mkc.passes.p10_shard import possible_ranks
 from mkc.passes.p70_lower import Lower
 from mkc.passes.pipeline import Lowered
 from mkc.passes.pipeline import Pipeline
@@ -118,7 +121,11 @@ def lower_graph(
             larger=[one.full_name for one in target.topologies if one.devices >= ranks > 0],
         )
     pipeline = Pipeline(shard=Shard(ranks=ranks), lower=Lower(logits=logits)).override(passes)
-    lowered = pipeline.run(graph, target)
+    try:
+        lowered = pipeline.run(graph, target)
+    except VmemError as error:
+        change = _more_ranks_that_fit(graph, target, pipeline)
+        raise (error.advise(change) if change else error) from None
     weights, states = rank_bytes(lowered.program)
     if weights + states > target.hbm.usable_bytes:
         raise HbmError(
@@ -129,6 +136,20 @@ def lower_graph(
             smallest=smallest_topology(graph, target),
         )
     return lowered
+
+
+def _more_ranks_that_fit(graph: Graph, target: Target, pipeline: Pipeline) -> str | None:
+    """The fewest ranks above the pipeline's with which the kernel fits, as an advice."""
+    for ranks in possible_ranks(graph):
+        if ranks <= pipeline.shard.ranks:
+            continue
+        try:
+            lowered = replace(pipeline, shard=Shard(ranks=ranks)).run(graph, target)
+        except VmemError:
+            continue
+        needed = lowered.residency.vmem_bytes / (1 << 20)
+        return f"--tp {ranks}, with which the kernel needs {needed:.2f} MiB"
+    return None
 
 
 def choose_topology(graph: Graph, name: str, tp: int | None) -> Target:

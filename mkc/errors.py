@@ -276,6 +276,8 @@ class VmemError(MkcError):
     ) -> None:
         self.needed_bytes = needed_bytes
         self.limit_bytes = limit_bytes
+        self.at = at
+        self.cheapest_change = cheapest_change
         self.live = tuple(sorted(live, key=lambda one: (-one.bytes, one.name)))
         peak = f" at {at}" if at is not None else ""
         lines = "".join(
@@ -285,6 +287,16 @@ class VmemError(MkcError):
             f"the kernel needs {needed_bytes / MIB:.2f} MiB of VMEM{peak}, the limit is "
             f"{limit_bytes / MIB:.2f} MiB: {(needed_bytes - limit_bytes) / MIB:.2f} MiB too much. "
             f"Cheapest change: {_sentence(cheapest_change)} Buffers live at the peak:{lines}"
+        )
+
+    def advise(self, change: str) -> VmemError:
+        """The same error with another advice, for a caller that has tried it."""
+        return VmemError(
+            needed_bytes=self.needed_bytes,
+            limit_bytes=self.limit_bytes,
+            live=self.live,
+            cheapest_change=change,
+            at=self.at,
         )
 
 

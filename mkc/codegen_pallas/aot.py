@@ -140,7 +140,7 @@ def _environment(dump_path: str) -> dict[str, str]:
     environment.pop("XLA_FLAGS", None)  # tests set virtual devices and precision for the CPU there
     environment["JAX_PLATFORMS"] = "cpu"
     environment["TPU_SKIP_MDS_QUERY"] = "1"
-    # libtpu guards a real TPU with a lock file; two compilers without a TPU do not disturb each other
+    # libtpu's lock file guards a real TPU; compilers without one do not disturb each other
     environment["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
     environment["LIBTPU_INIT_ARGS"] = f"--xla_jf_dump_to={dump_path} --xla_jf_dump_llo_text=true"
     root = str(Path(__file__).resolve().parents[2])

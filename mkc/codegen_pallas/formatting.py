@@ -1,4 +1,4 @@
-"""Formats generated Python: `ruff format` with settings of its own, whatever the user's project has."""
+"""Formats generated Python with `ruff format`, whatever settings the user's project has."""
 
 from __future__ import annotations
 

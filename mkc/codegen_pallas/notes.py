@@ -44,8 +44,8 @@ def _facts(program: Program, phase: Phase, target: Target) -> list[str]:
         case DeltaRulePhase():
             state = phase.value_heads * phase.key_dim * phase.value_dim * 4
             return [
-                f"{phase.key_heads} key and {phase.value_heads} value heads; {state} bytes of state "
-                f"per sequence, in place in {phase.stream}.",
+                f"{phase.key_heads} key and {phase.value_heads} value heads; {state} bytes of "
+                f"state per sequence, in place in {phase.stream}.",
             ]
         case AttentionPhase():
             cache = next(one for one in program.caches if one.name == phase.cache)

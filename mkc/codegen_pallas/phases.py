@@ -343,11 +343,11 @@ class PhaseWriter:
     def all_reduce(self, phase: AllReducePhase) -> list[str]:
         name = phase.exchange
         plan = next(one for one in self.program.exchanges if one.name == name)
-        width = phase.partial.width
+        lanes = f"{phase.partial.start}:{phase.partial.start + phase.partial.width}"
         if phase.algorithm == "one_shot":
             lines = [
                 "total = support.all_reduce_one_shot(",
-                f"    m.{phase.partial.buffer}[0:{plan.rows}, 0:{width}],",
+                f"    m.{phase.partial.buffer}[0:{plan.rows}, {lanes}],",
                 f"    send=m.{name}_send,",
                 f"    receive=m.{name}_receive,",
                 f"    send_sem=m.{name}_sems.at[0],",
@@ -359,7 +359,7 @@ class PhaseWriter:
         else:
             lines = [
                 "total = support.all_reduce_two_phase(",
-                f"    m.{phase.partial.buffer}.at[:, 0:{width}],",
+                f"    m.{phase.partial.buffer}.at[:, {lanes}],",
                 f"    scattered=m.{name}_scattered,",
                 f"    send=m.{name}_send,",
                 f"    gathered=m.{name}_gathered,",

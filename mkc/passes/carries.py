@@ -1,8 +1,8 @@
 """Carried values get memory of their own where one buffer would not do.
 
 A value that goes round a loop lives in one buffer: the initial value, the argument of the body,
-what the body yields and the result. That holds only while nobody reads an older value after a newer one
-has been written. Where somebody does, a copy keeps them apart.
+what the body yields and the result. That holds only while nobody reads an older value after a
+newer one has been written. Where somebody does, a copy keeps them apart.
 """
 
 from __future__ import annotations

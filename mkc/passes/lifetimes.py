@@ -20,7 +20,8 @@ class Lifetime:
     Attributes:
       values: base values; several when a loop carries one into the next.
       first, last: step positions of the first write and the last read.
-      matmul_left: every reader is a matmul or a vector chain, and at least one is a matmul.
+      matmul_left: every reader is a matmul or a vector chain, at least one is a matmul, and no
+        lookup writes it: the buffer is bf16.
     """
 
     values: tuple[str, ...]
@@ -34,6 +35,7 @@ class _Uses:
     """First definition and reads of one base value."""
 
     defined: int = -1
+    by: StepKind | None = None
     reads: list[tuple[int, StepKind]] = field(default_factory=list)
 
 
@@ -66,7 +68,9 @@ def lifetimes(graph: StepGraph) -> list[Lifetime]:
     loops: list[tuple[int, int]] = []
     groups = _Groups()
     end = _scan(graph, graph.body, 0, uses, loops, groups)
-    tokens = {step.nodes[0].results[0].name for step in graph.steps() if step.kind is StepKind.ARGMAX}
+    tokens = {
+        step.nodes[0].results[0].name for step in graph.steps() if step.kind is StepKind.ARGMAX
+    }
     for name in graph.sharded.graph.outputs.values():
         base = graph.resolve(name).base
         if base in tokens:
@@ -112,7 +116,7 @@ def _scan(
         for name in external_operands(graph, item):
             uses.setdefault(name, _Uses()).reads.append((position, item.kind))
         for name in defined_values(item):
-            uses.setdefault(name, _Uses()).defined = position
+            uses.setdefault(name, _Uses(by=item.kind)).defined = position
         position += 1
     return position
 
@@ -133,11 +137,15 @@ def _lifetime(
             last = max(last, end)
     kinds = {kind for _, kind in reads}
     matmuls = {StepKind.MATMUL, StepKind.NARROW_MATMUL}
+    # The lookup stores single rows, which a bf16 tile does not take.
+    looked_up = any(uses[name].by is StepKind.EMBED for name in names)
     return Lifetime(
         values=tuple(names),
         first=first,
         last=last,
-        matmul_left=bool(kinds & matmuls) and kinds <= matmuls | {StepKind.VECTOR},
+        matmul_left=bool(kinds & matmuls)
+        and kinds <= matmuls | {StepKind.VECTOR}
+        and not looked_up,
     )
 
 

@@ -120,6 +120,7 @@ class Shard:
 
 def possible_ranks(graph: Graph) -> list[int]:
     """Mesh sizes up to `MAX_RANKS_LISTED` that divide the graph."""
+    graph = Untie().apply(graph, DecisionLog())
     found = []
     for ranks in range(1, MAX_RANKS_LISTED + 1):
         try:

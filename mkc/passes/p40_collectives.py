@@ -8,6 +8,9 @@ columns, sums its own share, and sends the rounded result to all peers.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from dataclasses import field
+from itertools import count
+from itertools import product
 from typing import ClassVar
 
 from mkc.ir import ops
@@ -33,15 +36,17 @@ SAFE_TWO_PHASE = (
     "the scatter buffer is written again only after the gather of all peers has arrived, the "
     "gather buffer only after the next scatter has; peers send those after reading"
 )
+SAFE_MEETING = "all ranks meet behind every exchange with this buffer, after they have read it"
 SAFE_ONCE = "used once per launch"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """How one exchange step is done."""
+    """How one exchange step is done; with `meets` all ranks wait for each other behind it."""
 
     algorithm: str
     exchange: str
+    meets: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +74,10 @@ class ChooseCollectives:
         """Returns the algorithm and buffers of every exchange."""
         chosen: dict[str, Collective] = {}
         plans: dict[str, ExchangePlan] = {}
-        for site, step in enumerate(_exchange_sites(graph)):
+        neighbours = _Neighbours()
+        neighbours.visit(graph.body)
+        places: dict[str, int] = {}
+        for step in _exchange_sites(graph):
             if step.kind is StepKind.ARGMAX:
                 if isinstance(step.nodes[0].op, ops.ShardedArgmax):
                     chosen[step.id] = Collective(algorithm=ARGMAX, exchange="exchange_argmax")
@@ -81,23 +89,36 @@ class ChooseCollectives:
                         safe_because=SAFE_ONCE,
                     )
                 continue
-            algorithm = self._algorithm(graph, step, padded_rows, target, log)
+            near = neighbours.of.get(step.id, set())
+            repeats = step.id in near
+            algorithm = self._algorithm(graph, step, repeats, padded_rows, target, log)
             columns = graph.widths[step.nodes[0].results[0].name]
             rows = 1 if algorithm == ONE_SHOT and graph.sharded.graph.rows == 1 else padded_rows
-            name = self._buffers(graph, step, site, algorithm, columns)
-            chosen[step.id] = Collective(algorithm=algorithm, exchange=name)
+            name, safe_because = f"exchange_two_phase_{columns}", SAFE_TWO_PHASE
+            meets = repeats and algorithm == ONE_SHOT
+            if meets:
+                name, safe_because = f"exchange_one_shot_{columns}_met_{step.id}", SAFE_MEETING
+            elif algorithm == ONE_SHOT:
+                taken = {places[one] for one in near if one in places}
+                places[step.id] = next(place for place in count() if place not in taken)
+                name = f"exchange_one_shot_{columns}_{places[step.id]}"
+                safe_because = SAFE_ALTERNATING
+            chosen[step.id] = Collective(algorithm=algorithm, exchange=name, meets=meets)
             plans[name] = ExchangePlan(
-                name=name,
-                kind=algorithm,
-                rows=rows,
-                columns=columns,
-                safe_because=SAFE_TWO_PHASE if algorithm == TWO_PHASE else SAFE_ALTERNATING,
+                name=name, kind=algorithm, rows=rows, columns=columns, safe_because=safe_because
             )
         return Collectives(steps=chosen, exchanges=tuple(plans[name] for name in sorted(plans)))
 
     def _algorithm(
-        self, graph: StepGraph, step: Step, padded_rows: int, target: Target, log: DecisionLog
+        self,
+        graph: StepGraph,
+        step: Step,
+        repeats: bool,
+        padded_rows: int,
+        target: Target,
+        log: DecisionLog,
     ) -> str:
+        """The cheaper algorithm; `repeats` when the next exchange is this one again."""
         ranks = graph.sharded.ranks
         columns = graph.widths[step.nodes[0].results[0].name]
         rows = 1 if graph.sharded.graph.rows == 1 else padded_rows
@@ -114,8 +135,8 @@ class ChooseCollectives:
             best = self.algorithm if possible else ONE_SHOT
         else:
             best = min(costs, key=lambda name: costs[name]) if possible else ONE_SHOT
-        # One exchange per loop body and one shot would reuse a buffer with nothing in between.
-        if best == ONE_SHOT and _alone_in_loop(graph, step) and possible:
+        # One shot would reuse a buffer with nothing in between.
+        if best == ONE_SHOT and repeats and possible:
             best = TWO_PHASE
         other = TWO_PHASE if best == ONE_SHOT else ONE_SHOT
         log.choose(
@@ -126,43 +147,41 @@ class ChooseCollectives:
             rejected={
                 other: f"predicted {costs[other]:.2f} us"
                 if possible
-                else "columns do not divide into lane tiles"
+                else "columns do not divide into lane tiles of bf16"
             },
         )
         return best
-
-    def _buffers(
-        self, graph: StepGraph, step: Step, site: int, algorithm: str, columns: int
-    ) -> str:
-        """Receive buffers: shared by all two-phase exchanges, alternating for one-shot ones.
-
-        The last of an odd number of one-shot exchanges in a loop body gets a third buffer: the next
-        exchange is the first of the body again.
-        """
-        if algorithm == TWO_PHASE:
-            return f"exchange_two_phase_{columns}"
-        group = _loop_group(graph.body, step)
-        place = [one.id for one in group].index(step.id)
-        last_of_odd = place == len(group) - 1 and len(group) % 2 == 1 and len(group) > 1
-        return f"exchange_one_shot_{columns}_{2 if last_of_odd else place % 2}"
 
 
 def _exchange_sites(graph: StepGraph) -> list[Step]:
     return [step for step in graph.steps() if step.kind in (StepKind.ALL_REDUCE, StepKind.ARGMAX)]
 
 
-def _loop_group(body: tuple[Step | StepLoop, ...], step: Step) -> list[Step]:
-    """All-reduce steps of the innermost loop body (or the top level) that holds `step`."""
-    for item in body:
-        if isinstance(item, StepLoop):
-            found = _loop_group(item.body, step)
-            if found:
-                return found
-    own = [item for item in body if isinstance(item, Step) and item.kind is StepKind.ALL_REDUCE]
-    return own if any(one.id == step.id for one in own) else []
+@dataclass(kw_only=True)
+class _Neighbours:
+    """All-reduces that may directly follow one another, by step id; loops close on themselves."""
 
+    of: dict[str, set[str]] = field(default_factory=dict)
 
-def _alone_in_loop(graph: StepGraph, step: Step) -> bool:
-    group = _loop_group(graph.body, step)
-    top = [item for item in graph.body if isinstance(item, Step)]
-    return len(group) == 1 and group[0] not in top
+    def visit(self, body: tuple[Step | StepLoop, ...]) -> tuple[list[str], list[str]]:
+        """Adds the neighbours in a body; returns its first and its last all-reduce, if any."""
+        first: list[str] = []
+        last: list[str] = []
+        for item in body:
+            if isinstance(item, StepLoop):
+                entry, exit = self.visit(item.body)
+                if item.count > 1:
+                    self.join(exit, entry)
+            elif item.kind is StepKind.ALL_REDUCE:
+                entry = exit = [item.id]
+            else:
+                continue
+            self.join(last, entry)
+            first = first or entry
+            last = exit or last
+        return first, last
+
+    def join(self, before: list[str], after: list[str]) -> None:
+        for one, other in product(before, after):
+            self.of.setdefault(one, set()).add(other)
+            self.of.setdefault(other, set()).add(one)

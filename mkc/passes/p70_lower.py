@@ -362,6 +362,8 @@ class _Lowering:
             exchange=choice.exchange,
             partial=self.view(node.operands[0]),
             output=self.view(node.results[0].name),
+            meets=choice.meets,
+            rounds=_rounds(node),
         )
 
     def argmax(self, step: Step) -> Phase:

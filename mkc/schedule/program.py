@@ -299,12 +299,16 @@ class AllReducePhase(Phase):
     Attributes:
       algorithm: `one_shot` or `two_phase`.
       exchange: name of the receive buffers (see `ExchangePlan`).
+      meets: all ranks wait for each other afterwards, so that the buffers may be used again at once.
+      rounds: the sum is rounded to bf16.
     """
 
     algorithm: str
     exchange: str
     partial: View
     output: View
+    meets: bool
+    rounds: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,29 +13,35 @@ from mkc.schedule.program import AllReducePhase
 from mkc.schedule.program import MatmulPhase
 from tests.codegen_pallas.support_run import Mode
 from tests.kernel.harness import RecordingSession
+from tests.kernel.harness import Subject
 from tests.kernel.harness import build
 from tests.kernel.harness import check
 from tests.kernel.harness import copied_states
 from tests.kernel.harness import golden_subject
-from tests.kernel.harness import kept
 from tests.kernel.harness import lower
 from tests.kernel.harness import reference_of
 from tests.kernel.harness import run_kernel
+from tests.kernel.harness import session_of
 
 # Step 1 stands before or at a border of a tile of 16 rows, step 2 at or behind it.
 STARTS = (47, 0, 15, 16, 63, 17, 31, 48)
 
 
-def late(name: str, ranks: int, batch: int, passes: str) -> RecordingSession:
-    subject = golden_subject(name)
-    lowered = lower(subject, ranks=ranks, batch=batch, passes=passes)
-    return build(subject, lowered, Mode.LATE.parameters())
+TILE = "residency{cache_tile=16}"
 
 
-def check_run(session: RecordingSession, name: str, steps: int) -> None:
+def check_steps(session: RecordingSession, subject: Subject, steps: int = 2) -> None:
     starts = STARTS[: session.program.batch]
-    reference = reference_of(golden_subject(name), kept(starts, steps))
+    reference = reference_of(subject)
     check(run_kernel(session, reference, starts, steps), reference)
+
+
+def check_late(name: str, ranks: int, batch: int, passes: str = TILE) -> RecordingSession:
+    """Builds a kernel, runs two steps and checks everything."""
+    subject = golden_subject(name)
+    session = session_of(subject, ranks=ranks, batch=batch, mode=Mode.LATE, passes=passes)
+    check_steps(session, subject)
+    return session
 
 
 def algorithms(session: RecordingSession) -> set[str]:
@@ -48,7 +54,7 @@ def algorithms(session: RecordingSession) -> set[str]:
     [("qwen38_lane", 1), ("qwen38_lane", 8), ("qwen38_mini", 3)],
 )
 def test_one_device(name: str, batch: int) -> None:
-    check_run(late(name, 1, batch, "residency{cache_tile=16}"), name, steps=2)
+    check_late(name, 1, batch)
 
 
 @pytest.mark.parametrize(
@@ -56,28 +62,26 @@ def test_one_device(name: str, batch: int) -> None:
     [("qwen38_lane", 3), ("qwen38_mini", 1), ("qwen38_mini", 8)],
 )
 def test_two_devices(name: str, batch: int) -> None:
-    check_run(late(name, 2, batch, "residency{cache_tile=16}"), name, steps=2)
+    check_late(name, 2, batch)
 
 
 @pytest.mark.parametrize(("name", "batch"), [("qwen38_lane", 3), ("qwen38_mini", 1)])
 def test_eight_devices(name: str, batch: int) -> None:
     """More ranks than key heads: several ranks hold the same head, with the same bits."""
-    session = late(name, 8, batch, "residency{cache_tile=16}")
+    session = check_late(name, 8, batch)
     assert copied_states(session)
-    check_run(session, name, steps=2)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("algorithm", ["one_shot", "two_phase"])
 def test_exchanges(ranks: int, algorithm: str) -> None:
-    session = late("qwen38_lane", ranks, 1, f"collectives{{algorithm={algorithm}}}")
+    session = check_late("qwen38_lane", ranks, 1, f"collectives{{algorithm={algorithm}}}")
     assert algorithms(session) == {algorithm}
-    check_run(session, "qwen38_lane", steps=2)
 
 
 def test_every_rank_holds_the_same_hidden_state() -> None:
     """The kernel is edited to return, instead of logits, the hidden state before the LM head."""
-    subject, starts, steps = golden_subject("qwen38_lane"), (16, 31), 2
+    subject = golden_subject("qwen38_lane")
     lowered = lower(subject, ranks=2, batch=2)
     hidden = [one for one in lowered.program.phases() if isinstance(one, MatmulPhase)][-1].left
     logits = lowered.program.logits
@@ -90,7 +94,7 @@ def test_every_rank_holds_the_same_hidden_state() -> None:
         return source.replace(copy, f"    {show}.astype(jnp.float32)\n{copy}")
 
     session = build(subject, lowered, Mode.LATE.parameters(), edit)
-    run = run_kernel(session, reference_of(subject, kept(starts, steps)), starts, steps)
+    run = run_kernel(session, reference_of(subject), (16, 31), 2)
     first, second = np.split(run.logits, 2, axis=-1)
     shown = first[..., : hidden.width]
     assert not run.races

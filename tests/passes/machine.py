@@ -218,9 +218,7 @@ class _Machine:
         state = instance_name(self.graph, key, item // batch)
         self.items[phase.stream] = item + batch
         lanes = [self.read(one) for one in inputs]
-        self.write(
-            phase.output, self.apply("delta_rule", *lanes, state, width=phase.output.width)
-        )
+        self.write(phase.output, self.apply("delta_rule", *lanes, state, width=phase.output.width))
 
     def attention(self, phase: AttentionPhase) -> None:
         self.apart(phase, phase.output, phase.q, phase.k, phase.v)
@@ -228,13 +226,9 @@ class _Machine:
         self.items[phase.cache] = layer + 1
         streams = self.lowered.residency.streams
         key = next(one for one, name in streams.cache_of.items() if name == phase.cache)
-        states = [
-            instance_name(self.graph, one, layer) for one in (key, streams.value_of[key])
-        ]
+        states = [instance_name(self.graph, one, layer) for one in (key, streams.value_of[key])]
         lanes = [self.read(one) for one in (phase.q, phase.k, phase.v)]
-        result = self.apply(
-            "attention", *lanes, "positions", *states, width=phase.output.width
-        )
+        result = self.apply("attention", *lanes, "positions", *states, width=phase.output.width)
         self.write(phase.output, result)
 
     def state_key(self, stream: str) -> str:

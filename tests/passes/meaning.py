@@ -1,8 +1,9 @@
 """What a graph computes and what a program computes, as comparable symbols.
 
-A value is an array of symbols, one per lane; a symbol stands for lane i of the result of an operation
-on operands that are symbols themselves. Equal computations get equal symbols, so a program is right
-when every operation it executes is one that the graph executes, and when no operation is left out.
+A value is an array of symbols, one per lane; a symbol stands for lane i of the result of an
+operation on operands that are symbols themselves. Equal computations get equal symbols, so a
+program is right when every operation it executes is one that the graph executes, and when no
+operation is left out.
 
 `run_graph` follows values by name. `run_program` knows no names: it executes the phases, all
 iterations of all loops, on VMEM regions that hold symbols. A phase that reads lanes which another

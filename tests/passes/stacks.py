@@ -1,7 +1,7 @@
 """Random decoders: stacks of layers of different kinds and widths, one letter per layer.
 
-A stack is what loops, loop borders and buffer lifetimes are made of; the letters decide which regions
-the tracer finds. Every kind of layer is written with the public DSL only.
+A stack is what loops, loop borders and buffer lifetimes are made of; the letters decide which
+regions the tracer finds. Every kind of layer is written with the public DSL only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hypothesis import strategies
 import mkc
 from mkc.ir.graph import Graph
 
-VOCAB, DIM, CONTEXT = 1024, 128, 64
+DIM, CONTEXT = 128, 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,7 @@ class Stack:
     """
 
     pattern: str
+    vocab: int = 1024
     hidden: int = 256
     mlp: int = 1024
     heads: int = 8
@@ -37,7 +38,7 @@ class Stack:
 
 
 def _decoder(stack: Stack, step: mkc.Step) -> mkc.Outputs:
-    h = mkc.embed(step.tokens, mkc.param("embed.weight", [VOCAB, stack.hidden]))
+    h = mkc.embed(step.tokens, mkc.param("embed.weight", [stack.vocab, stack.hidden]))
     kept = []
     for layer in mkc.layers(len(stack.pattern)):
         h = LAYERS[stack.pattern[layer.index]](stack, h, layer, step)
@@ -46,15 +47,13 @@ def _decoder(stack: Stack, step: mkc.Step) -> mkc.Outputs:
     for one in kept:
         h = h + one
     h = mkc.rms_norm(h, mkc.param("norm.weight", [stack.hidden]), eps=1e-6)
-    return mkc.next_token(h, mkc.param("head.weight", [VOCAB, stack.hidden]))
+    return mkc.next_token(h, mkc.param("head.weight", [stack.vocab, stack.hidden]))
 
 
 def _mlp(width: int) -> Callable[[Stack, mkc.Tensor, mkc.Layer, mkc.Step], mkc.Tensor]:
     """A gated MLP `width` times as wide as the stack says: one exchange."""
 
-    def layer_function(
-        stack: Stack, h: mkc.Tensor, layer: mkc.Layer, step: mkc.Step
-    ) -> mkc.Tensor:
+    def layer_function(stack: Stack, h: mkc.Tensor, layer: mkc.Layer, step: mkc.Step) -> mkc.Tensor:
         mlp = mkc.axis(width * stack.mlp, "mlp")
         x = mkc.rms_norm(h, layer.param(f"norm{width}.weight", [stack.hidden]), eps=1e-6)
         gate = mkc.linear(x, layer.param(f"gate{width}.weight", [mlp, stack.hidden]))
@@ -106,7 +105,16 @@ def _delta(stack: Stack, h: mkc.Tensor, layer: mkc.Layer, step: mkc.Step) -> mkc
     return h + mkc.linear(mkc.merge_heads(o), out)
 
 
-LAYERS = {"m": _mlp(1), "w": _mlp(3), "a": _attention, "d": _delta}
+def _plain(stack: Stack, h: mkc.Tensor, layer: mkc.Layer, step: mkc.Step) -> mkc.Tensor:
+    """No residual and no norm: what comes out replaces what went in."""
+    heads = mkc.heads(stack.heads, DIM)
+    x = mkc.split_heads(mkc.linear(h, layer.param("in.weight", [heads, stack.hidden])))
+    cos, sin = mkc.rotary_table(step.positions, theta=1e4, dim=DIM)
+    x = mkc.merge_heads(mkc.rotary(x, cos, sin))
+    return mkc.linear(x, layer.param("back.weight", [stack.hidden, heads]))
+
+
+LAYERS = {"m": _mlp(1), "w": _mlp(3), "a": _attention, "d": _delta, "p": _plain}
 
 
 def _pattern(parts: list[tuple[str, int]], times: int, tail: str) -> str:
@@ -116,17 +124,20 @@ def _pattern(parts: list[tuple[str, int]], times: int, tail: str) -> str:
 PATTERNS = strategies.builds(
     _pattern,
     strategies.lists(
-        strategies.tuples(strategies.text("mwad", min_size=1, max_size=3), strategies.integers(1, 3)),
+        strategies.tuples(
+            strategies.text(sorted(LAYERS), min_size=1, max_size=3), strategies.integers(1, 3)
+        ),
         min_size=1,
         max_size=3,
     ),
     strategies.integers(1, 3),
-    strategies.text("mwad", max_size=2),
+    strategies.text(sorted(LAYERS), max_size=2),
 )
 
 STACKS = strategies.builds(
     Stack,
     pattern=PATTERNS,
+    vocab=strategies.sampled_from([256, 1024, 4096]),
     hidden=strategies.sampled_from([256, 1024, 1280]),
     mlp=strategies.sampled_from([256, 1024, 2176]),
     batch=strategies.sampled_from([1, 3]),

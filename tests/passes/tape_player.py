@@ -1,8 +1,8 @@
 """Plays the tape of a program: consumes every load and starts every refill, loop by loop.
 
-The player knows the rules of the ring and nothing of how the refills were derived: slots are used in
-turn, a load goes into the slot that was consumed last, loads are started in tape order, and a load
-that is consumed must be the next one of the tape and have the size that the matmul reads.
+The player knows the rules of the ring and nothing of how the refills were derived: slots are used
+in turn, a load goes into the slot that was consumed last, loads are started in tape order, and a
+load that is consumed must be the next one of the tape and have the size that the matmul reads.
 """
 
 from __future__ import annotations

@@ -60,18 +60,17 @@ def test_a_ring_is_never_deeper_than_a_loop_body_has_loads() -> None:
 
 
 def test_a_guard_stands_where_a_loop_may_end() -> None:
-    """Three equal layers, then the head: the refills that reach over the end of the layers differ."""
-    program = lower(Stack(pattern="mmm", mlp=4096).graph(), 1).program
-    body = next(one for one in program.body if isinstance(one, Loop)).body
-    guarded = [
+    """Behind the recurrent layers comes another layer, with loads of other sizes."""
+    program = lowered("qwen38_lane", 8).program
+    found = [
         guards
-        for phase in body
+        for phase in program.phases()
         if isinstance(phase, MatmulPhase)
         for run in phase.runs
         for guards in run.refill
-        if len(guards) > 1
     ]
-    assert guarded
+    guarded = [guards for guards in found if len(guards) > 1]
+    assert 0 < len(guarded) < len(found) // 2
     for again, ended in guarded:
         assert (again.loop, again.ended) == ("layers", ())
         assert (ended.loop, ended.ended) == (None, ("layers",))
@@ -79,10 +78,12 @@ def test_a_guard_stands_where_a_loop_may_end() -> None:
 
 
 def mutations(program: Program) -> list[Program]:
-    """The program with one refill changed: another size, nothing, or a guard the wrong way round."""
+    """The program with one refill changed: another size, nothing, or guards exchanged."""
     changed = []
 
-    def rebuild(body: tuple[Phase | Loop, ...], old: TileRun, new: TileRun) -> tuple[Phase | Loop, ...]:
+    def rebuild(
+        body: tuple[Phase | Loop, ...], old: TileRun, new: TileRun
+    ) -> tuple[Phase | Loop, ...]:
         out: list[Phase | Loop] = []
         for item in body:
             if isinstance(item, Loop):

@@ -1,0 +1,165 @@
+"""Pass 40: which all-reduce is done how, and that no message overwrites one that is still read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from re import findall
+from re import fullmatch
+
+import pytest
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies
+
+import mkc
+from mkc.passes.p40_collectives import ONE_SHOT
+from mkc.passes.p40_collectives import TWO_PHASE
+from mkc.passes.pipeline import Lowered
+from mkc.schedule.program import AllReducePhase
+from mkc.schedule.program import ArgmaxPhase
+from mkc.schedule.program import Program
+from mkc.targets import load_target
+from tests.passes.lowering import CASES
+from tests.passes.lowering import TARGET
+from tests.passes.lowering import lower
+from tests.passes.lowering import lowered
+from tests.passes.machine import unrolled
+from tests.passes.stacks import STACKS
+from tests.passes.stacks import Stack
+
+
+def exchanges(program: Program) -> list[tuple[str, str]]:
+    """(buffers, algorithm) of every exchange of one step, in order."""
+    found = []
+    for phase in unrolled(program.body):
+        if isinstance(phase, AllReducePhase):
+            found.append((phase.exchange, phase.algorithm))
+        elif isinstance(phase, ArgmaxPhase) and phase.exchange:
+            found.append((phase.exchange, "argmax"))
+    return found
+
+
+def assert_no_message_meets_a_reader(program: Program) -> None:
+    """A peer may be one exchange ahead, so the next exchange needs other receive buffers.
+
+    Two phases are exempt: each of their buffers is written only after the other one was answered.
+    """
+    for (first, algorithm), (second, _) in pairwise(exchanges(program)):
+        assert algorithm == TWO_PHASE or first != second, f"{first} is used twice in a row"
+
+
+@pytest.mark.parametrize(("name", "ranks"), CASES)
+def test_models(name: str, ranks: int) -> None:
+    program = lowered(name, ranks).program
+    assert bool(exchanges(program)) == (ranks > 1)
+    assert_no_message_meets_a_reader(program)
+    planned = {one.name: one.kind for one in program.exchanges}
+    assert planned == dict(exchanges(program))
+
+
+@given(
+    STACKS,
+    strategies.sampled_from([2, 8]),
+    strategies.sampled_from(["auto", ONE_SHOT, TWO_PHASE]),
+)
+@settings(max_examples=80, deadline=None)
+def test_random_stacks(stack: Stack, ranks: int, algorithm: str) -> None:
+    """Layers of one or two exchanges, in loops in loops."""
+    one = lower(stack.graph(), ranks, f"collectives{{algorithm={algorithm}}}")
+    assert_no_message_meets_a_reader(one.program)
+
+
+def test_a_shared_receive_buffer_is_noticed() -> None:
+    program = lowered("dense", 2).program
+    same = tuple(
+        replace(phase, exchange="same") if isinstance(phase, AllReducePhase) else phase
+        for phase in unrolled(program.body)
+    )
+    with pytest.raises(AssertionError, match="same is used twice in a row"):
+        assert_no_message_meets_a_reader(replace(program, body=same))
+
+
+def decisions(one: Lowered) -> list[tuple[str, float, dict[str, float]]]:
+    """(algorithm, predicted us, rejected algorithms with theirs) of every all-reduce."""
+    found = []
+    for decision in one.log.decisions:
+        if decision.id.startswith("collectives.p"):
+            match = fullmatch(r"(\w+), predicted ([\d.]+) us", decision.chosen)
+            assert match is not None, decision
+            others = {
+                name: float(findall(r"[\d.]+", why)[0]) for name, why in decision.rejected.items()
+            }
+            found.append((match[1], float(match[2]), others))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("batch", "algorithm"),
+    [
+        (1, ONE_SHOT),  # 20 KiB to each peer: the second phase would cost more than it saves
+        (8, TWO_PHASE),  # 160 KiB to each peer: sending shares saves most of it
+    ],
+)
+def test_the_payload_decides(batch: int, algorithm: str) -> None:
+    """Hidden size 5120 over eight ranks, one row or eight; the decision says what each costs."""
+    found = decisions(lowered("27b", 8, batch))
+    assert len(found) == 4
+    for chosen, cost, others in found:
+        assert chosen == algorithm
+        assert list(others) == [TWO_PHASE if algorithm == ONE_SHOT else ONE_SHOT]
+        assert all(cost < other for other in others.values())
+
+
+def test_predicted_costs_are_the_targets() -> None:
+    (_, cost, others) = decisions(lowered("27b", 8, 1))[0]
+    target = load_target(TARGET)
+    one_shot = target.exchange_us(7 * 5120 * 4)
+    scatter = target.exchange_us(7 * 8 * 640 * 4)
+    gather = target.exchange_us(7 * 8 * 640 * 2)
+    assert cost == pytest.approx(one_shot, abs=0.01)
+    assert others[TWO_PHASE] == pytest.approx(scatter + gather, abs=0.01)
+
+
+def test_columns_that_do_not_divide_stay_in_one_piece() -> None:
+    """Eight ranks need shares of whole lane tiles: 256 columns have two, not eight."""
+    one = lower(Stack(pattern="aaa", hidden=256).graph(), 8, "collectives{algorithm=two_phase}")
+    algorithms = {algorithm for _, algorithm in exchanges(one.program)}
+    assert algorithms == {ONE_SHOT, "argmax"}
+    rejected = [one for one in one.log.decisions if one.id.startswith("collectives.")]
+    assert all("lane tiles" in why for one in rejected for why in one.rejected.values())
+
+
+def test_one_device_exchanges_nothing() -> None:
+    one = lowered("dense", 1)
+    assert one.program.exchanges == ()
+    assert not any(node.op.mnemonic == "all_reduce" for node in one.steps.sharded.graph.body.nodes())
+
+
+def test_rows_of_a_message() -> None:
+    """One sequence sends one row; more of them send the whole padded tile."""
+    one_row = {one.rows for one in lowered("dense", 2, 1).program.exchanges if one.kind == ONE_SHOT}
+    rows = {one.rows for one in lowered("dense", 2, 3).program.exchanges if one.kind != "argmax"}
+    assert (one_row, rows) == ({1}, {8})
+
+
+def test_one_exchange_per_layer(name: str = "layers") -> None:
+    """Nothing stands between the exchanges of two iterations, so one shot is not possible."""
+    one = lower(Stack(pattern="mmm", hidden=1024).graph(), 8)
+    assert (f"exchange_{TWO_PHASE}_1024", TWO_PHASE) in exchanges(one.program)
+
+
+def two_projections(step: mkc.Step) -> mkc.Outputs:
+    """Two row-parallel projections of one value: their partial sums lie side by side."""
+    h = mkc.embed(step.tokens, mkc.param("embed.weight", [1024, 256]))
+    x = mkc.linear(h, mkc.param("up.weight", [mkc.axis(512), 256]))
+    a = mkc.linear(x, mkc.param("a.weight", [256, mkc.axis(512)]))
+    b = mkc.linear(x, mkc.param("b.weight", [256, mkc.axis(512)]))
+    return mkc.next_token(a + mkc.silu(b), mkc.param("head.weight", [1024, 256]))
+
+
+def test_partial_sums_side_by_side() -> None:
+    one = lower(mkc.trace(two_projections, name="two", batch=1, context=64), 2)
+    phases = [phase for phase in one.program.phases() if isinstance(phase, AllReducePhase)]
+    assert [(phase.partial.start, phase.partial.width) for phase in phases] == [(0, 256), (256, 256)]
+    assert_no_message_meets_a_reader(one.program)
