@@ -355,7 +355,8 @@ class PhaseWriter:
                 "    ranks=RANKS,",
                 ")",
             ]
-            value = f"jnp.broadcast_to(support.round_bf16(total), (ROWS, {width}))"
+            total = "support.round_bf16(total)" if phase.rounds else "total"
+            value = f"jnp.broadcast_to({total}, (ROWS, {phase.output.width}))"
         else:
             lines = [
                 "total = support.all_reduce_two_phase(",
@@ -371,7 +372,13 @@ class PhaseWriter:
                 ")",
             ]
             value = "total"
-        return [*lines, self.store(phase.output, value), "return c"]
+        lines.append(self.store(phase.output, value))
+        if phase.meets:
+            lines += [
+                "# The next exchange uses the same buffers: every rank has read them.",
+                "support.entry_barrier(RANKS)",
+            ]
+        return [*lines, "return c"]
 
     def argmax(self, phase: ArgmaxPhase) -> list[str]:
         lines = [

@@ -9,6 +9,7 @@ Each op type has a SHARD facet: (op, operand shardings, context) -> `Rule`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
@@ -77,8 +78,7 @@ class Shard:
     def apply(self, graph: Graph, log: DecisionLog) -> ShardedGraph:
         """Returns the graph of one rank. Raises `ShardingError` when one does not divide."""
         graph = Untie().apply(graph, log)
-        walk = _Walk(graph=graph, ranks=self.ranks)
-        body = walk.block(graph.body)
+        walk, body = _divide_graph(graph, self.ranks, advise=True)
         params = {
             key: replace(param, type=walk.params.get(key, REPLICATED).local(param.type))
             for key, param in graph.params.items()
@@ -104,6 +104,14 @@ class Shard:
             chosen=f"tensor parallel over {self.ranks}",
             because="one decode step reads every weight once, so the weights are divided evenly",
         )
+        for key in sorted(walk.whole):
+            log.choose(
+                f"shard.whole.{key}",
+                passed=self.name,
+                chosen="every rank has the whole weight",
+                because="its result meets a value that every rank has as a whole",
+                rejected={"divide": "an all-gather of the result, which no pass inserts yet"},
+            )
         for key in sorted(walk.params):
             sharding = walk.params[key]
             if sharding.copies > 1:
@@ -124,11 +132,36 @@ def possible_ranks(graph: Graph) -> list[int]:
     found = []
     for ranks in range(1, MAX_RANKS_LISTED + 1):
         try:
-            _Walk(graph=graph, ranks=ranks, advise=False).block(graph.body)
+            _divide_graph(graph, ranks, advise=False)
         except ShardingError:
             continue
         found.append(ranks)
     return found
+
+
+def _divide_graph(graph: Graph, ranks: int, *, advise: bool) -> tuple[_Walk, Block]:
+    """Walks until all operands meet: projections whose divided result meets a whole one stay whole.
+
+    Each round adds parameters to the whole ones, so there are few.
+    """
+    whole: frozenset[str] = frozenset()
+    while True:
+        walk = _Walk(graph=graph, ranks=ranks, advise=advise, whole=whole)
+        try:
+            return walk, walk.block(graph.body)
+        except _MeetsWhole as found:
+            if found.params <= whole:
+                raise found.error from None
+            whole |= found.params
+
+
+class _MeetsWhole(Exception):
+    """A value that is divided because of `params` meets one that is not."""
+
+    def __init__(self, params: frozenset[str], error: ShardingError) -> None:
+        super().__init__(str(error))
+        self.params = params
+        self.error = error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +186,9 @@ class _Walk:
     params: dict[str, Sharding] = field(default_factory=dict)
     states: dict[str, Sharding] = field(default_factory=dict)
     uneven: Uneven | None = None
+    whole: frozenset[str] = frozenset()
+    # For every divided value the projections that it is divided because of.
+    sources: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for value in self.graph.inputs:
@@ -175,9 +211,9 @@ class _Walk:
         carries = []
         for carry in repeat.carries:
             sharding = self.values[carry.yielded]
-            assert sharding == self.values[carry.argument.name], (
-                f"{repeat.name}: carried value changes its sharding"
-            )
+            if sharding != self.values[carry.argument.name]:
+                last = next(node for node in reversed(list(repeat.body.nodes())))
+                raise self._mismatch(last, (carry.yielded,))
             self._define(carry.result, sharding)
             carries.append(
                 Carry(
@@ -214,8 +250,13 @@ class _Walk:
 
     def _rewrite(self, node: Node, rule: Rule) -> list[Node]:
         op = rule.op or node.op
+        sources = frozenset[str]().union(*(self.sources.get(name, ()) for name in node.operands))
+        if isinstance(node.op, ops.Linear):
+            sources = frozenset((node.operands[1],))
         for value, sharding in zip(node.results, rule.results, strict=True):
             self._define(value, sharding)
+            if sharding.axis is not None:
+                self.sources[value.name] = sources
         if not rule.results[0].partial:
             results = tuple(self._local(value) for value in node.results)
             return [replace(node, op=op, results=results)]
@@ -245,32 +286,34 @@ class _Walk:
             assert known == sharding, f"{name} is used with two shardings"
             return
         if self.values[name] != sharding:
-            raise self._mismatch(node)
+            raise self._mismatch(node, node.operands)
 
-    def _mismatch(self, node: Node) -> ShardingError:
-        """Operands that are divided differently: the axis that does not divide is named."""
+    def _mismatch(self, node: Node, names: Sequence[str]) -> Exception:
+        """Values that are divided differently; when heads do not divide that is the error."""
         axes = [
             one
-            for name in node.operands
+            for name in names
             for one in self._type(name).axes[1:]
             if any(part.count % self.ranks for part in one.parts)
         ]
-        last = self._type(node.operands[0]).axes[-1]
+        last = self._type(names[0]).axes[-1]
         axis = min(axes, key=lambda one: one.units, default=last)
-        return self._error(node, axis.name or "heads", axis, "")
+        error = self._error(node, axis.name or "heads", axis, "")
+        divided = frozenset[str]().union(*(self.sources.get(name, ()) for name in names))
+        return error if axes or self.uneven else _MeetsWhole(divided, error)
 
     def _divide(self, node: Node) -> Callable[[TensorType, int, str], Sharding]:
         def divide_units(type: TensorType, axis: int, param: str) -> Sharding:
             """All ranks different when the units allow it, else copies of heads."""
             parts = type.axes[axis].parts
             shards = gcd(self.ranks, *(part.count for part in parts))
-            if self.ranks == 1:
+            if self.ranks == 1 or param in self.whole:
                 return REPLICATED
             if shards == self.ranks or all(part.copyable for part in parts):
                 uneven = (one for one in parts if one.count % self.ranks and self.ranks % one.count)
                 part = next(uneven, None)
                 if part is not None and self.uneven is None:
-                    dimension = type.axes[axis].name or f"axis {axis}"
+                    dimension = type.axes[axis].name or "heads"
                     self.uneven = Uneven(node=node, dimension=dimension, part=part, name=param)
                 copies = self.ranks // shards
                 return (

@@ -1,8 +1,8 @@
 """Runs generated kernels beside the reference evaluator.
 
 A `Subject` is a model with weights. `reference_of` feeds eight token streams to the reference
-evaluator; `session_of` builds a kernel; `run_kernel` puts the kernel's sequences at any positions of
-those streams and runs a few steps; the `check_` functions compare.
+evaluator; `session_of` builds a kernel; `run_kernel` puts the kernel's sequences at any positions
+of those streams and runs a few steps; the `check_` functions compare.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ STEPS = PROMPT + DECODED - 1  # the last chosen token is not fed
 # Positions at which runs of the tests begin and end; keeping the states of all takes a gigabyte.
 KEPT = frozenset((0, 2, 15, 16, 17, 18, 19, 31, 33, 47, 48, 49, 50, 63, 64, 65, STEPS))
 TARGET = "tpu7x"
-# bf16 keeps 8 significant bits (0.4 %), and a state is up to eight layers of roundings away from the
-# embedding; the reference evaluator itself is this near to the f32 states of the goldens.
+# bf16 keeps 8 significant bits (0.4 %), and a state is up to eight layers of roundings away from
+# the embedding; the reference evaluator itself is this near to the f32 states of the goldens.
 STATE_RELATIVE_RMS = 0.03
 
 
@@ -327,7 +327,7 @@ def check_logits(run: KernelRun, reference: Reference) -> None:
 
 
 def check_tokens(run: KernelRun, reference: Reference) -> None:
-    """The largest own logit, the lowest on ties; the reference's token where its margin is clear."""
+    """The kernel's own largest logit; the reference's token where the margin is clear."""
     assert (run.tokens == run.logits.argmax(axis=-1)).all()
     clear = expected_of(run, reference.margins()) > reference.logits_abs
     assert clear.any(), "no step has a clear margin"

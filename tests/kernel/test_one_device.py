@@ -1,7 +1,7 @@
 """The kernel on one device.
 
-Whole prompts and answers run in the interpreter of Pallas itself, where a step takes milliseconds. The
-short runs use the TPU interpreter at its most hostile, see `test_ranks.py`.
+Whole prompts and answers run in the interpreter of Pallas itself, where a step takes milliseconds.
+The short runs use the TPU interpreter at its most hostile, see `test_ranks.py`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Kernels of graphs that are built otherwise than the shipped model: the example of a dense decoder,
-and a graph without any state that uses an op registered here."""
+"""Kernels of graphs that are built otherwise than the shipped model: the example of a dense
+decoder, and a graph without any state that uses an op registered here."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The kernel on several devices, in the TPU interpreter at its most hostile: copies land when they are
-waited for, memory is NaN until it is written, unordered accesses raise, reads out of bounds raise.
+"""The kernel on several devices, in the TPU interpreter at its most hostile: copies land when they
+are waited for, memory is NaN until it is written, unordered accesses and reads out of bounds raise.
 
 The interpreter takes seconds per step here, so runs are short and start in the middle of a text.
 """

@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies
 
 import mkc
+from mkc.codegen_pallas.source import kernel_source
 from mkc.passes.p40_collectives import ONE_SHOT
 from mkc.passes.p40_collectives import TWO_PHASE
 from mkc.passes.pipeline import Lowered
@@ -28,13 +29,15 @@ from tests.passes.machine import unrolled
 from tests.passes.stacks import STACKS
 from tests.passes.stacks import Stack
 
+MET = "met"
+
 
 def exchanges(program: Program) -> list[tuple[str, str]]:
-    """(buffers, algorithm) of every exchange of one step, in order."""
+    """(buffers, algorithm) of every exchange of one step; `met` for those with a barrier."""
     found = []
     for phase in unrolled(program.body):
         if isinstance(phase, AllReducePhase):
-            found.append((phase.exchange, phase.algorithm))
+            found.append((phase.exchange, MET if phase.meets else phase.algorithm))
         elif isinstance(phase, ArgmaxPhase) and phase.exchange:
             found.append((phase.exchange, "argmax"))
     return found
@@ -44,15 +47,18 @@ def assert_no_message_meets_a_reader(program: Program) -> None:
     """A peer may be one exchange ahead, so the next exchange needs other receive buffers.
 
     Two phases are exempt: each of their buffers is written only after the other one was answered.
+    So are exchanges behind which all ranks meet.
     """
     for (first, algorithm), (second, _) in pairwise(exchanges(program)):
-        assert algorithm == TWO_PHASE or first != second, f"{first} is used twice in a row"
+        safe = algorithm in (TWO_PHASE, MET)
+        assert safe or first != second, f"{first} is used twice in a row"
 
 
 @pytest.mark.parametrize(("name", "ranks"), CASES)
 def test_models(name: str, ranks: int) -> None:
     program = lowered(name, ranks).program
     assert bool(exchanges(program)) == (ranks > 1)
+    assert MET not in dict(exchanges(program)).values(), "a barrier costs as much as an exchange"
     assert_no_message_meets_a_reader(program)
     planned = {one.name: one.kind for one in program.exchanges}
     assert planned == dict(exchanges(program))
@@ -133,7 +139,9 @@ def test_columns_that_do_not_divide_stay_in_one_piece() -> None:
 def test_one_device_exchanges_nothing() -> None:
     one = lowered("dense", 1)
     assert one.program.exchanges == ()
-    assert not any(node.op.mnemonic == "all_reduce" for node in one.steps.sharded.graph.body.nodes())
+    assert not any(
+        node.op.mnemonic == "all_reduce" for node in one.steps.sharded.graph.body.nodes()
+    )
 
 
 def test_rows_of_a_message() -> None:
@@ -143,10 +151,20 @@ def test_rows_of_a_message() -> None:
     assert (one_row, rows) == ({1}, {8})
 
 
-def test_one_exchange_per_layer(name: str = "layers") -> None:
-    """Nothing stands between the exchanges of two iterations, so one shot is not possible."""
-    one = lower(Stack(pattern="mmm", hidden=1024).graph(), 8)
-    assert (f"exchange_{TWO_PHASE}_1024", TWO_PHASE) in exchanges(one.program)
+@pytest.mark.parametrize(("hidden", "algorithm"), [(1024, TWO_PHASE), (256, MET)])
+def test_one_exchange_per_layer(hidden: int, algorithm: str) -> None:
+    """Nothing stands between two iterations: two phases, or a barrier behind each exchange."""
+    one = lower(Stack(pattern="mmm", hidden=hidden).graph(), 8)
+    assert {algorithm for _, algorithm in exchanges(one.program)} == {algorithm, "argmax"}
+    source = kernel_source(one.program, one.steps, target=load_target(TARGET))
+    assert source.count("support.entry_barrier") == (2 if algorithm == MET else 1)
+
+
+def test_layers_of_one_and_of_two_exchanges() -> None:
+    """The exchange before a loop must not share buffers with the first one in it."""
+    one = lower(Stack(pattern="daa" * 2 + "m", hidden=256).graph(), 2)
+    assert_no_message_meets_a_reader(one.program)
+    assert len({name for name, _ in exchanges(one.program)}) <= 4
 
 
 def two_projections(step: mkc.Step) -> mkc.Outputs:
@@ -161,5 +179,8 @@ def two_projections(step: mkc.Step) -> mkc.Outputs:
 def test_partial_sums_side_by_side() -> None:
     one = lower(mkc.trace(two_projections, name="two", batch=1, context=64), 2)
     phases = [phase for phase in one.program.phases() if isinstance(phase, AllReducePhase)]
-    assert [(phase.partial.start, phase.partial.width) for phase in phases] == [(0, 256), (256, 256)]
+    assert [(phase.partial.start, phase.partial.width) for phase in phases] == [
+        (0, 256),
+        (256, 256),
+    ]
     assert_no_message_meets_a_reader(one.program)
