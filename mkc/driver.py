@@ -16,6 +16,7 @@ from mkc.errors import AheadOfTimeError
 from mkc.errors import BatchError
 from mkc.errors import DeviceCountError
 from mkc.errors import HbmError
+from mkc.errors import MkcError
 from mkc.errors import ShardingError
 from mkc.errors import VmemError
 from mkc.ir.graph import Graph
@@ -48,6 +49,7 @@ class CompileRequest:
       tp: ranks; None takes all devices of the topology.
       passes: options of the passes, as text; empty for the defaults.
       logits: the kernel also returns the logits.
+      rounds_per_launch: decode steps one launch may run.
       aot: compile ahead of time with the TPU compiler.
     """
 
@@ -56,6 +58,7 @@ class CompileRequest:
     tp: int | None = None
     passes: str = ""
     logits: bool = False
+    rounds_per_launch: int = 1
     aot: bool = True
 
 
@@ -108,7 +111,13 @@ def compile_graph(request: CompileRequest) -> CompileResult:
 
 
 def lower_graph(
-    graph: Graph, target: Target, *, tp: int | None = None, passes: str = "", logits: bool = False
+    graph: Graph,
+    target: Target,
+    *,
+    tp: int | None = None,
+    passes: str = "",
+    logits: bool = False,
+    rounds_per_launch: int = 1,
 ) -> Lowered:
     """Runs the passes for a target with a topology."""
     assert target.topology is not None, "the topology is chosen before the passes run"
@@ -120,7 +129,8 @@ def lower_graph(
             devices=target.topology.devices,
             larger=[one.full_name for one in target.topologies if one.devices >= ranks > 0],
         )
-    pipeline = Pipeline(shard=Shard(ranks=ranks), lower=Lower(logits=logits)).override(passes)
+    lower = Lower(logits=logits, rounds=rounds_per_launch)
+    pipeline = Pipeline(shard=Shard(ranks=ranks), lower=lower).override(passes)
     try:
         lowered = pipeline.run(graph, target)
     except VmemError as error:
@@ -145,7 +155,7 @@ def _more_ranks_that_fit(graph: Graph, target: Target, pipeline: Pipeline) -> st
             continue
         try:
             lowered = replace(pipeline, shard=Shard(ranks=ranks)).run(graph, target)
-        except VmemError:
+        except MkcError:
             continue
         needed = lowered.residency.vmem_bytes / (1 << 20)
         return f"--tp {ranks}, with which the kernel needs {needed:.2f} MiB"
@@ -201,7 +211,12 @@ def _build(request: CompileRequest, target: Target, *, reserve_bytes: int) -> _B
     if reserve_bytes:
         passes = ",".join(filter(None, (passes, f"residency{{reserve_bytes={reserve_bytes}}}")))
     lowered = lower_graph(
-        request.graph, target, tp=request.tp, passes=passes, logits=request.logits
+        request.graph,
+        target,
+        tp=request.tp,
+        passes=passes,
+        logits=request.logits,
+        rounds_per_launch=request.rounds_per_launch,
     )
     source = kernel_source(lowered.program, lowered.steps, target=target)
     return _Built(lowered=lowered, source=source)

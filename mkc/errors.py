@@ -8,6 +8,9 @@ anything that is not an `MkcError` is a fault of mkc itself. Codes are never giv
     E18x  an op that a part of the compiler does not know
     E19x  text forms and registration
     E2xx  a graph that does not make sense
+    E30x  checkpoints
+    E31x  packed weights
+    E32x  tokenizers, chat templates, stop strings
 """
 
 from __future__ import annotations
@@ -471,6 +474,189 @@ class ParamNameError(MkcError):
 
     def __init__(self, *, name: str, location: Place | None, problem: str, hint: str) -> None:
         super().__init__(f"{_at(location)}'{name}': {problem}. {_sentence(hint)}")
+
+
+# Checkpoints and packed weights.
+
+
+class CheckpointError(MkcError):
+    """A checkpoint that is not there or has no weights that mkc reads."""
+
+    code: ClassVar[str] = "E300"
+
+    def __init__(self, *, name: Place, problem: str, hint: str) -> None:
+        super().__init__(f"checkpoint {name}: {problem}. {_sentence(hint)}")
+
+
+class SafetensorsError(MkcError):
+    """A safetensors file that cannot be read."""
+
+    code: ClassVar[str] = "E301"
+
+    def __init__(self, *, path: Place, problem: str) -> None:
+        super().__init__(
+            f"{path}: {problem}; expected a whole safetensors file. "
+            f"Get the file again from where the checkpoint came from."
+        )
+
+
+class CheckpointMismatchError(MkcError):
+    """The tensors of a checkpoint are not those of the model; all differences are listed."""
+
+    code: ClassVar[str] = "E302"
+
+    def __init__(self, *, name: Place, model: str, differences: Sequence[str]) -> None:
+        lines = "".join(f"\n  {one}" for one in differences)
+        super().__init__(
+            f"checkpoint {name} does not fit model '{model}': {len(differences)} differences. Use "
+            f"the config.json that came with the checkpoint, or a checkpoint of the model:{lines}"
+        )
+
+
+class PackedFolderError(MkcError):
+    """A folder that is not, or cannot become, a folder of packed weights."""
+
+    code: ClassVar[str] = "E310"
+
+    def __init__(self, *, path: Place, problem: str, hint: str) -> None:
+        super().__init__(f"packed folder {path}: {problem}. {_sentence(hint)}")
+
+
+class PackedMismatchError(MkcError):
+    """A folder was packed for something else; the first difference is named."""
+
+    code: ClassVar[str] = "E311"
+
+    def __init__(self, *, path: Place, what: str, packed: object, expected: object) -> None:
+        super().__init__(
+            f"packed folder {path} was packed for something else: {what} is {packed}; expected "
+            f"{expected}. Pack again into another folder, or remove this one."
+        )
+
+
+class PackedDamagedError(MkcError):
+    """A packed file does not have the contents that were written."""
+
+    code: ClassVar[str] = "E312"
+
+    def __init__(self, *, path: Place, problem: str) -> None:
+        super().__init__(
+            f"{path}: {problem}; expected the bytes that mkc pack wrote. "
+            f"Remove the folder and pack again."
+        )
+
+
+class DiskFullError(MkcError):
+    """There is no room for packed weights; what was finished stays and is continued."""
+
+    code: ClassVar[str] = "E313"
+
+    def __init__(self, *, path: Place, needed_bytes: int, free_bytes: int) -> None:
+        super().__init__(
+            f"packed folder {path}: the disk is full; expected room for {needed_bytes / GIB:.2f} "
+            f"GiB more, it has {free_bytes / GIB:.2f} GiB. Free some space and run the same "
+            f"command again: it continues where it stopped."
+        )
+
+
+# Tokenizers, chat templates, stop strings.
+
+
+class TokenizerFileError(MkcError):
+    """A file of the tokenizer is missing, unreadable or contradicts another."""
+
+    code: ClassVar[str] = "E320"
+
+    def __init__(self, *, path: Place, problem: str, expected: str) -> None:
+        super().__init__(
+            f"{path}: {problem}; expected {expected}. "
+            f"Use the tokenizer files that came with the checkpoint."
+        )
+
+
+class TokenizerVocabularyError(MkcError):
+    """The tokenizer has tokens for which the model has no embedding."""
+
+    code: ClassVar[str] = "E321"
+
+    def __init__(self, *, path: Place, token: str, token_id: int, vocab: int) -> None:
+        super().__init__(
+            f"{path}: token {token!r} has id {token_id}, and the model's vocabulary ends at "
+            f"{vocab - 1}; expected a tokenizer whose ids are all below {vocab}. "
+            f"Use the tokenizer that came with the checkpoint."
+        )
+
+
+class UnsupportedTokenizerError(MkcError):
+    """A kind of tokenizer that mkc cannot run exactly."""
+
+    code: ClassVar[str] = "E322"
+
+    def __init__(self, *, path: Place, part: str, got: object, supported: str) -> None:
+        super().__init__(
+            f"{path}: {part} is {got!r}, which mkc does not support; expected {supported}. "
+            f"Use a checkpoint with such a tokenizer."
+        )
+
+
+class ChatTemplateError(MkcError):
+    """The chat template does not parse, or refuses the messages."""
+
+    code: ClassVar[str] = "E323"
+
+    def __init__(self, *, path: Place, line: int | None, problem: str, hint: str = "") -> None:
+        self.line = line
+        where = f"{path}:{line}" if line is not None else f"{path}"
+        advice = hint or "Correct the messages, or pass another template with --chat-template"
+        super().__init__(f"{where}: {_sentence(f'chat template: {problem}')} {_sentence(advice)}")
+
+
+class ChatMessageError(MkcError):
+    """A chat message that no template could render."""
+
+    code: ClassVar[str] = "E324"
+
+    def __init__(self, *, where: Place, problem: str, expected: str) -> None:
+        self.where = str(where)
+        super().__init__(f"{where}: {problem}; expected {expected}. Correct the message.")
+
+
+class TextFormatError(MkcError):
+    """The description of a text format is wrong, or does not fit the tokenizer."""
+
+    code: ClassVar[str] = "E325"
+
+    def __init__(self, *, path: Place, key: str, problem: str, expected: str) -> None:
+        self.key = key
+        super().__init__(
+            f"{path}: key '{key}' {problem}; expected {expected}. "
+            f"Correct the description; docs/tokenizers.md lists its keys."
+        )
+
+
+class ChatOptionError(MkcError):
+    """A chat option with a value that the model's format does not have."""
+
+    code: ClassVar[str] = "E326"
+
+    def __init__(self, *, option: str, got: object, expected: str) -> None:
+        self.option = option
+        super().__init__(
+            f"chat option '{option}' is {got!r}; expected {expected}. "
+            f"Choose one of these values, or leave the option out."
+        )
+
+
+class StopStringError(MkcError):
+    """A stop string of no characters."""
+
+    code: ClassVar[str] = "E327"
+
+    def __init__(self, *, strings: Sequence[str]) -> None:
+        super().__init__(
+            f"stop strings {list(strings)!r}: one of them is empty; expected at least one "
+            f"character in each, since every text ends with nothing. Remove the empty one."
+        )
 
 
 def _at(location: Place | None) -> str:

@@ -28,7 +28,15 @@ class Model:
     decoder: Callable[..., Outputs]
     default_config: str
 
-    def trace(self, config: Mapping[str, Any], *, batch: int, context: int) -> Graph:
-        """Graph of one decode step for the contents of a config.json."""
-        loaded = self.load_config(config)
-        return trace(self.decoder, name=self.name, batch=batch, context=context, config=loaded)
+    def trace(
+        self, config: Mapping[str, Any], *, batch: int, context: int, rows_per_sequence: int = 1
+    ) -> Graph:
+        """Graph of one step for the contents of a config.json; see `mkc.trace`."""
+        return trace(
+            self.decoder,
+            name=self.name,
+            batch=batch,
+            context=context,
+            config=self.load_config(config),
+            rows_per_sequence=rows_per_sequence,
+        )

@@ -81,6 +81,7 @@ def report_document(
         "rows": program.rows,
         "context": program.context,
         "launches": 1,
+        "rounds_per_launch": program.rounds_per_launch,
         "bytes": stream_bytes(lowered),
         "floor_us": floor_us(lowered, target),
         "vmem": {

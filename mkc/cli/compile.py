@@ -50,6 +50,9 @@ def compile_command(
         int | None, typer.Option(min=1, help="Ranks; default all devices of the topology.")
     ] = None,
     passes: Annotated[str, typer.Option(help="Options of the passes, as text.")] = "",
+    rounds_per_launch: Annotated[
+        int, typer.Option(min=1, help="Decode steps that one launch may run.")
+    ] = 1,
     logits: Annotated[bool, typer.Option(help="The kernel returns the logits too.")] = False,
     aot: Annotated[bool, typer.Option(help="Compile ahead of time with the TPU compiler.")] = True,
     json: Annotated[bool, typer.Option("--json", help="Print report.json only.")] = False,
@@ -78,6 +81,7 @@ def compile_command(
         tp=tp,
         passes=passes,
         logits=logits,
+        rounds_per_launch=rounds_per_launch,
         aot=aot and emit is None,
     )
     result = compile_graph(request)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from keyword import iskeyword
 from typing import Any
 
 from mkc.codegen_pallas import emit
@@ -458,7 +459,13 @@ def param_word(key: str) -> str:
     return next(word for word in reversed(words) if word and word != "weight")
 
 
+# Names that a phase function uses for other things than values of the graph.
+TAKEN = ("c", "constant", "functools", "jnp", "last", "lax", "m", "page", "slot", "support", "w")
+
+
 def python_identifier(name: str) -> str:
-    """A value's name as a Python variable."""
+    """A value's name as a Python variable that hides nothing else."""
     text = re.sub(r"\W+", "_", name).strip("_")
-    return f"v{text}" if text[:1].isdigit() else text
+    if iskeyword(text) or text.split("_")[0] in TAKEN or not text[:1].isalpha():
+        return f"value_{text}"
+    return text

@@ -14,6 +14,7 @@ from mkc.ir.types import DType
 from mkc.passes.p50_residency import EMBED_ROWS
 from mkc.passes.p50_residency import exchange_buffers
 from mkc.passes.steps import StepGraph
+from mkc.schedule.program import ROUNDS
 from mkc.schedule.program import TAPE_LANES
 from mkc.schedule.program import EmbedPhase
 from mkc.schedule.program import Loop
@@ -77,7 +78,8 @@ from mkc.codegen_pallas import support'''
 
 
 def _constants(program: Program) -> str:
-    name = re.sub(r"\W+", "_", f"{program.name}_{program.scheme}_b{program.batch}")
+    rounds = f"_r{program.rounds_per_launch}" if program.rounds_per_launch > 1 else ""
+    name = re.sub(r"\W+", "_", f"{program.name}_{program.scheme}_b{program.batch}{rounds}")
     return (
         f'NAME = "{name}"\n'
         f"RANKS = {program.ranks}\n"
@@ -124,21 +126,69 @@ def _inline(phase: Phase) -> bool:
 
 
 def _step(program: Program) -> str:
+    """`step(m)`: one step, or the rounds of one launch."""
+    if program.rounds_per_launch > 1:
+        return _rounds(program)
     lines = [
         "def step(m):",
         '    """The whole step, in program order."""',
-        "    c = Cursors(",
-        f"        tape=support.tape_prologue(m.tape, {program.tape.prologue}),",
+        f"    tape = support.tape_prologue(m.tape, {program.tape.prologue})",
+        *_start(program),
+        "    support.entry_barrier(RANKS)",
+        *[INDENT + line for line in _body_lines(program.body, None)],
+        *_end(program),
     ]
+    return "\n".join(lines)
+
+
+def _rounds(program: Program) -> str:
+    """The tape runs on from round to round; the small streams start anew in each."""
+    inner = [
+        "index, tape, _ = carry",
+        f'last_{ROUNDS} = {{"{ROUNDS}": index == m.rounds[0] - 1}}',
+        *[line.removeprefix(INDENT) for line in _start(program)],
+        *_body_lines(program.body, Loop(name=ROUNDS, count=program.rounds_per_launch, body=())),
+        *[line.removeprefix(INDENT) for line in _end(program)],
+        "running = support.end_round(m, index, batch=BATCH)",
+        "return index + 1, c.tape, running",
+    ]
+    lines = [
+        "def step(m):",
+        '    """Rounds until `m.rounds` have run or every sequence has emitted a stop token."""',
+        "    support.begin_rounds(m, tokens=m.tokens_in, positions=m.positions_in, batch=BATCH)",
+        f"    tape = support.tape_prologue(m.tape, {program.tape.prologue})",
+        "    support.entry_barrier(RANKS)",
+        "",
+        "    def one_round(carry):",
+        *[INDENT * 2 + line if line else "" for line in inner],
+        "",
+        "    def goes_on(carry):",
+        "        return (carry[0] < m.rounds[0]) & carry[2]",
+        "",
+        "    first = (jnp.int32(0), tape, jnp.bool_(True))",
+        "    count, tape, _ = lax.while_loop(goes_on, one_round, first)",
+        "    unused = count < m.rounds[0]  # a round whose loads were started does not come",
+        f"    support.tape_drain(m.tape, tape, {program.tape.prologue}, unused)",
+        "    m.count[0] = count",
+    ]
+    return "\n".join(lines)
+
+
+def _start(program: Program) -> list[str]:
+    """The cursors: streams and caches start with the round, the tape goes on."""
+    lines = ["    c = Cursors(", "        tape=tape,"]
     for stream in program.streams:
         lines.append(f"        {stream.name}=support.stream_prologue(m.{stream.name}),")
     for cache in program.caches:
         lines.append(
             f"        {cache.name}=support.kv_prologue(m.{cache.name}, m.positions, BATCH),"
         )
-    lines += ["    )", "    support.entry_barrier(RANKS)"]
-    lines += [INDENT + line for line in _body_lines(program.body, None)]
-    lines += [
+    return [*lines, "    )"]
+
+
+def _end(program: Program) -> list[str]:
+    """Waits for what goes back to HBM; the logits go out."""
+    lines = [
         f"    support.stream_drain(m.{stream.name})"
         for stream in program.streams
         if stream.writes_back
@@ -148,7 +198,7 @@ def _step(program: Program) -> str:
         lines.append(
             f"    support.copy_out(m.{program.logits.buffer}, m.logits, m.logits_sem.at[0])"
         )
-    return "\n".join(lines)
+    return lines
 
 
 def _body_lines(body: tuple[Phase | Loop, ...], outer: Loop | None) -> list[str]:
@@ -190,9 +240,19 @@ def _memory(program: Program) -> str:
         "def kernel(m):",
         '    """Names the parts of the memory and runs the step."""',
         "    m.tape = support.Tape(",
-        f"        hbm=m.tape, ring=m.tape_ring, sems=m.tape_sems, slots={program.tape.slots}",
-        "    )",
+        "        hbm=m.tape,",
+        "        ring=m.tape_ring,",
+        "        sems=m.tape_sems,",
+        f"        slots={program.tape.slots},",
     ]
+    if program.rounds_per_launch > 1:
+        lines.append(f"        rows={program.tape.rows},")
+    lines.append("    )")
+    if program.rounds_per_launch > 1:
+        lines += [
+            "    m.tokens_in, m.tokens, m.next_token = m.tokens, m.round_tokens, m.round_tokens",
+            "    m.positions_in, m.positions = m.positions, m.round_positions",
+        ]
     for stream in program.streams:
         array = f"m.{stream.array}_out" if stream.writes_back else f"m.{stream.array}"
         written = f"m.{stream.name}_written" if stream.writes_back else "None"
@@ -237,6 +297,11 @@ def scratch(program: Program) -> list[tuple[str, str, tuple[int, ...]]]:
         ("tape_ring", DType.BF16.value, (tape.slots, tape.slot_rows, TAPE_LANES)),
         ("tape_sems", "dma", (tape.slots,)),
     ]
+    if program.rounds_per_launch > 1:
+        found += [
+            (name, "scalars", (program.batch,))
+            for name in ("round_tokens", "round_positions", "stopped")
+        ]
     for stream in program.streams:
         found.append(
             (f"{stream.name}_ring", stream.dtype.value, (stream.slots, *stream.item_shape))
@@ -294,6 +359,8 @@ def _spec(program: Program) -> str:
     lines.append(f"    logits={shape},")
     lines.append(f"    vmem_limit_bytes={program.vmem_limit_bytes},")
     lines.append(f"    collective_id={_collective_id(program)},")
+    if program.rounds_per_launch > 1:
+        lines.append(f"    rounds={program.rounds_per_launch},")
     lines.append(")")
     lines += [
         "",

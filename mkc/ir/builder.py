@@ -121,7 +121,8 @@ class Step:
     """What one decode step gets.
 
     Attributes:
-      rows: token rows; one per sequence for plain decoding.
+      rows: token rows; one per sequence for plain decoding, else consecutive tokens of a sequence
+        side by side.
       batch: independent sequences.
       context: positions a cache holds.
       tokens: token ids, i32 [rows].
@@ -412,28 +413,33 @@ def trace(
     batch: int,
     context: int,
     config: Any = None,
+    rows_per_sequence: int = 1,
 ) -> Graph:
-    """Builds the graph of one decode step.
+    """Builds the graph of one step: a decode step, or a block of consecutive tokens.
 
     Args:
       function: `function(step)`, or `function(config, step)` when a config is given; returns
         `Outputs`.
       name: name of the model.
-      batch: independent sequences, one token row each.
+      batch: independent sequences.
       context: positions a cache holds.
+      rows_per_sequence: token rows of each sequence; row s * rows_per_sequence + t is token t of
+        sequence s.
 
     Raises:
       MkcError: the function builds no valid graph; the message has the author's place.
     """
     if batch < 1:
         raise BatchError(batch=batch)
+    assert rows_per_sequence >= 1, f"{rows_per_sequence} rows per sequence"
     if context < 1:
         raise ContextError(
             context=context, expected="at least one position", hint="Choose a positive --context"
         )
-    record = Trace(name=name, rows=batch, batch=batch, context=context)
+    rows = batch * rows_per_sequence
+    record = Trace(name=name, rows=rows, batch=batch, context=context)
     step = Step(
-        rows=batch,
+        rows=rows,
         batch=batch,
         context=context,
         tokens=record.inputs["tokens"],

@@ -164,10 +164,12 @@ class Graph:
 
     Attributes:
       name: model name.
-      rows: token rows per step (batch for plain decoding).
+      rows: token rows per step (batch for plain decoding), all rows of a sequence side by side.
       batch: sequences; `rows` is a multiple of it.
       context: positions a cache holds.
-      inputs: step inputs: `tokens` i32 [rows] and `positions` i32 [rows].
+      inputs: step inputs: `tokens` i32 [rows] and `positions` i32 [rows]. A row with a negative
+        position is padding, which changes no state; it stands behind its sequence's other rows,
+        whose positions are consecutive.
       params, states: by key, in order of first use.
       body: the operations.
       outputs: output name (`next_token`, `logits`) -> value name.
@@ -183,3 +185,7 @@ class Graph:
     body: Block
     outputs: dict[str, str]
     metadata: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def rows_per_sequence(self) -> int:
+        return self.rows // self.batch

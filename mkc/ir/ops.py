@@ -146,7 +146,8 @@ class CausalConv(Op):
     """u [rows, C], weight [C, 1, taps]; state CONV [taps - 1, C] -> [rows, C].
 
     out = activation(sum_t weight[:, 0, t] * window[t]) over the newest `taps` inputs; the last tap
-    multiplies the newest. Sum and activation in f32, rounded once. One row per sequence and step.
+    multiplies the newest. Sum and activation in f32, rounded once. Several rows of a sequence come
+    one after the other.
     """
 
     mnemonic: ClassVar[str] = "causal_conv"
@@ -162,6 +163,7 @@ class DeltaRule(Op):
 
     Per value head, with key head h * key_heads // value_heads, all in f32:
     S <- exp(decay) S;  p = S^T k;  S <- S + k (beta (v - p))^T;  o = S^T q, rounded to `dtype`.
+    Several rows of a sequence come one after the other.
     """
 
     mnemonic: ClassVar[str] = "delta_rule"
@@ -173,8 +175,8 @@ class Attention(Op):
     """q [rows, heads, d], k, v [rows, kv heads, d], positions i32 [rows];
     states KV_CACHE key, value [context, kv heads, d] -> [rows, heads, d] in q's dtype.
 
-    Writes k and v at each row's position, then attends to positions 0 .. position. Scores, scaling
-    and softmax in f32. Query head h reads key head h * kv_heads // heads.
+    Writes k and v at each row's position, then attends to positions 0 .. position, those of the
+    sequence's earlier rows included. Scores, scaling and softmax in f32. Query head h reads key head h * kv_heads // heads.
     """
 
     mnemonic: ClassVar[str] = "attention"

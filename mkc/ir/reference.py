@@ -94,6 +94,8 @@ def compile_step(
 ) -> StepFunction:
     """A compiled function `(tokens, positions, states) -> Evaluation`.
 
+    Tokens and positions are i32 [rows]; a row with a negative position is padding.
+
     Args:
       params: checkpoint tensors by name.
       rounding: "reference" rounds where the graph says; "float32" keeps all numbers in f32.
@@ -146,7 +148,11 @@ def _run(
     observe: Sequence[str],
 ) -> tuple[Environment, Stacks, Environment]:
     machine = _Machine(
-        graph=graph, types=_types(graph), rounding=rounding, observe=frozenset(observe)
+        graph=graph,
+        types=value_types(graph),
+        rounding=rounding,
+        observe=frozenset(observe),
+        valid=inputs["positions"].reshape(graph.batch, -1) >= 0,
     )
     values = dict(inputs)
     stacked: Stacks = {}
@@ -182,6 +188,7 @@ class _Machine:
     types: Mapping[str, TensorType]
     rounding: Rounding
     observe: frozenset[str]
+    valid: Array
 
     def block(self, block: Block, values: Environment, stacks: Stacks) -> tuple[Stacks, Observed]:
         """Runs a block: the stacks that its regions changed, and the observed values."""
@@ -208,6 +215,7 @@ class _Machine:
             rounding=self.rounding,
             operand_types=tuple(self.types[name] for name in node.operands),
             result_types=tuple(result.type for result in node.results),
+            valid=self.valid,
         )
         results, states = function(
             node.op,
@@ -277,7 +285,7 @@ def _stacked_keys(block: Block, graph: Graph) -> list[str]:
     return list(found)
 
 
-def _types(graph: Graph) -> dict[str, TensorType]:
+def value_types(graph: Graph) -> dict[str, TensorType]:
     """Type of every value, parameter and state."""
     types = {value.name: value.type for value in graph.inputs}
     types |= {key: param.type for key, param in graph.params.items()}

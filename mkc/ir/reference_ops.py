@@ -1,7 +1,8 @@
 """Reference meaning of every op in `jax.numpy`.
 
 A function takes `(op, operands, states, context)` and returns `(results, new states)`, both tuples.
-State arrays are [batch, ...]; with one row per sequence, row r belongs to sequence r.
+State arrays are [batch, ...]; row s * T + t is token t of sequence s, T rows per sequence. A padding
+row (see `Graph.inputs`) leaves every state as it is, bit for bit; its results mean nothing.
 """
 
 from __future__ import annotations
@@ -56,11 +57,13 @@ class OpContext:
     Attributes:
       rounding: "reference" rounds where the graph says; "float32" keeps every number in f32.
       operand_types, result_types: as in the graph.
+      valid: bool [batch, T], False for padding rows; None when the step has none.
     """
 
     rounding: Rounding
     operand_types: tuple[TensorType, ...]
     result_types: tuple[TensorType, ...]
+    valid: Array | None = None
 
     def round(self, x: Array, dtype: DType) -> Array:
         """`x` in `dtype`, or in f32 when nothing is rounded."""
@@ -69,6 +72,12 @@ class OpContext:
     def result(self, x: Array, number: int = 0) -> Array:
         """`x` rounded to the dtype of a result."""
         return self.round(x, self.result_types[number].dtype)
+
+    def rows_that_count(self, batch: int, rows: int) -> Array:
+        """`valid`, True everywhere when the step has no padding: bool [batch, rows / batch]."""
+        if self.valid is None:
+            return jnp.ones((batch, rows // batch), bool)
+        return self.valid
 
 
 def storage_dtype(dtype: DType, rounding: Rounding) -> jnp.dtype:
@@ -184,27 +193,48 @@ def _rotary(op: Rotary, operands: Arrays, states: Arrays, context: OpContext) ->
     return (jnp.concatenate([context.result(rotated), x[..., 2 * half :]], axis=-1),), states
 
 
+def by_sequence(x: Array, batch: int) -> Array:
+    """[rows, ...] -> [batch, T, ...]."""
+    return x.reshape(batch, x.shape[0] // batch, *x.shape[1:])
+
+
 @REFERENCE.register(CausalConv)
 def _causal_conv(op: CausalConv, operands: Arrays, states: Arrays, context: OpContext) -> Outcome:
     u, weight = operands
     (history,) = states  # [batch, taps - 1, channels], oldest first
-    window = jnp.concatenate([history, u[:, None, :].astype(history.dtype)], axis=1)
+    batch = history.shape[0]
+    valid = context.rows_that_count(batch, u.shape[0])
+    inputs = jnp.concatenate([history, by_sequence(u, batch).astype(history.dtype)], axis=1)
     taps = wide(weight)[:, 0, :].T  # [taps, channels]
-    total = jnp.sum(wide(window) * taps[None], axis=1)
-    return (context.result(ACTIVATIONS[op.activation](total)),), (window[:, 1:],)
+    length = valid.shape[1]
+    windows = jnp.stack([inputs[:, tap : tap + length] for tap in range(op.taps)], axis=2)
+    total = jnp.sum(wide(windows) * taps, axis=2).reshape(u.shape)
+    # The newest inputs that count: padding comes last.
+    first = jnp.sum(valid, axis=1)[:, None] + jnp.arange(op.taps - 1)
+    newest = jnp.take_along_axis(inputs, first[:, :, None], axis=1)
+    return (context.result(ACTIVATIONS[op.activation](total)),), (newest,)
 
 
 @REFERENCE.register(DeltaRule)
 def _delta_rule(op: DeltaRule, operands: Arrays, states: Arrays, context: OpContext) -> Outcome:
-    q, k, v, beta, decay = (wide(one) for one in operands)
     (memory,) = states  # [batch, value heads, dk, dv]
-    group = v.shape[1] // q.shape[1]
-    q, k = jnp.repeat(q, group, axis=1), jnp.repeat(k, group, axis=1)
-    memory = memory * jnp.exp(decay)[:, :, None, None]
-    predicted = jnp.sum(memory * k[..., None], axis=2)
-    correction = beta[..., None] * (v - predicted)
-    memory = memory + k[..., None] * correction[:, :, None, :]
-    output = jnp.sum(memory * q[..., None], axis=2)
+    batch = memory.shape[0]
+    valid = context.rows_that_count(batch, operands[0].shape[0])
+    group = operands[2].shape[1] // operands[0].shape[1]
+
+    def one_row(memory: Array, row: tuple[Array, ...]) -> tuple[Array, Array]:
+        q, k, v, beta, decay, counts = row
+        q, k = jnp.repeat(q, group, axis=1), jnp.repeat(k, group, axis=1)
+        new = memory * jnp.exp(decay)[:, :, None, None]
+        predicted = jnp.sum(new * k[..., None], axis=2)
+        correction = beta[..., None] * (v - predicted)
+        new = new + k[..., None] * correction[:, :, None, :]
+        output = jnp.sum(new * q[..., None], axis=2)
+        return jnp.where(counts[:, None, None, None], new, memory), output
+
+    rows = [jnp.moveaxis(by_sequence(wide(one), batch), 1, 0) for one in operands]
+    memory, output = lax.scan(one_row, memory, (*rows, valid.T))
+    output = jnp.moveaxis(output, 0, 1).reshape(operands[2].shape)
     return (context.result(output),), (memory,)
 
 
@@ -212,18 +242,23 @@ def _delta_rule(op: DeltaRule, operands: Arrays, states: Arrays, context: OpCont
 def _attention(op: Attention, operands: Arrays, states: Arrays, context: OpContext) -> Outcome:
     q, k, v, positions = operands
     keys, values = states  # [batch, context, kv heads, dim]
-    sequence = jnp.arange(q.shape[0])
-    keys = keys.at[sequence, positions].set(k.astype(keys.dtype))
-    values = values.at[sequence, positions].set(v.astype(values.dtype))
+    batch, length = keys.shape[:2]
+    sequence = jnp.arange(batch)[:, None]
+    positions = by_sequence(positions, batch)
+    # Padding is written behind the end, that is nowhere.
+    slots = jnp.where(context.rows_that_count(batch, q.shape[0]), positions, length)
+    keys = keys.at[sequence, slots].set(by_sequence(k, batch).astype(keys.dtype), mode="drop")
+    values = values.at[sequence, slots].set(by_sequence(v, batch).astype(values.dtype), mode="drop")
     rows, heads, dim = q.shape
-    grouped = wide(q).reshape(rows, k.shape[1], heads // k.shape[1], dim)
+    grouped = wide(q).reshape(batch, rows // batch, k.shape[1], heads // k.shape[1], dim)
     highest = lax.Precision.HIGHEST
-    scores = jnp.einsum("rgqd,rcgd->rgqc", grouped, wide(keys), precision=highest) * op.scale
-    seen = jnp.arange(keys.shape[1])[None, :] <= positions[:, None]
-    weights = jax.nn.softmax(jnp.where(seen[:, None, None, :], scores, -jnp.inf), axis=-1)
-    # Slots past the position may hold anything; a weight of zero does not remove a NaN.
-    visible = jnp.where(seen[:, :, None, None], wide(values), 0.0)
-    output = jnp.einsum("rgqc,rcgd->rgqd", weights, visible, precision=highest)
+    scores = jnp.einsum("btgqd,bcgd->btgqc", grouped, wide(keys), precision=highest) * op.scale
+    # A padding row sees the first slot: a softmax of nothing is NaN.
+    seen = jnp.arange(length) <= jnp.maximum(positions, 0)[:, :, None]
+    weights = jax.nn.softmax(jnp.where(seen[:, :, None, None, :], scores, -jnp.inf), axis=-1)
+    # Slots past the last position may hold anything; a weight of zero does not remove a NaN.
+    visible = jnp.where(jnp.any(seen, axis=1)[:, :, None, None], wide(values), 0.0)
+    output = jnp.einsum("btgqc,bcgd->btgqd", weights, visible, precision=highest)
     return (context.result(output.reshape(q.shape)),), (keys, values)
 
 

@@ -22,8 +22,10 @@ from mkc.passes.p30_tile import Tiles
 from mkc.passes.p40_collectives import ONE_SHOT
 from mkc.passes.p40_collectives import TWO_PHASE
 from mkc.passes.p40_collectives import Collectives
+from mkc.passes.steps import Step
 from mkc.passes.steps import StepGraph
 from mkc.passes.steps import StepKind
+from mkc.passes.steps import StepLoop
 from mkc.passes.streams import Streams
 from mkc.passes.streams import place_streams
 from mkc.passes.streams import with_cache_slots
@@ -187,13 +189,15 @@ def _buffers(
     """Buffers of all values that live between steps, packed into regions."""
     found = lifetimes(graph)
     owners = _owners(graph)
+    dtypes = _dtypes(graph)
     wanted = []
     facts: dict[str, tuple[Lifetime, int, DType]] = {}
     for lifetime in found:
         name = buffer_name(lifetime.values[0])
         assert name not in facts, f"two buffers named {name}"
         width = max(_lanes(graph, tiles, value, owners) for value in lifetime.values)
-        dtype = DType.BF16 if lifetime.matmul_left else DType.F32
+        rounded = all(dtypes[value] is DType.BF16 for value in lifetime.values)
+        dtype = DType.BF16 if lifetime.matmul_left and rounded else DType.F32
         facts[name] = (lifetime, width, dtype)
         wanted.append((name, dtype, width, lifetime.first, lifetime.last))
     placed, regions = pack(iter(wanted))
@@ -216,6 +220,27 @@ def _buffers(
         for value in lifetime.values:
             views[value] = View(buffer=name, start=0, width=graph.widths[value])
     return tuple(buffers), views
+
+
+def _dtypes(graph: StepGraph) -> dict[str, DType]:
+    """Element types of all values that steps define or loops carry, fused projections included."""
+    dtypes: dict[str, DType] = {}
+
+    def visit(body: tuple[Step | StepLoop, ...]) -> None:
+        for item in body:
+            if isinstance(item, StepLoop):
+                for carry in item.carries:
+                    for value in (carry.argument, carry.result):
+                        dtypes[value.name] = value.type.dtype
+                visit(item.body)
+                continue
+            for node in item.nodes:
+                dtypes.update({value.name: value.type.dtype for value in node.results})
+            if item.output:
+                dtypes[item.output] = item.nodes[0].results[0].type.dtype
+
+    visit(graph.body)
+    return dtypes
 
 
 def _owners(graph: StepGraph) -> dict[str, str]:

@@ -21,6 +21,7 @@ from mkc.passes.steps import StepKind
 from mkc.passes.steps import StepLoop
 from mkc.passes.steps import steps_of
 from mkc.schedule.decisions import DecisionLog
+from mkc.schedule.program import ROUNDS
 from mkc.schedule.program import Guard
 from mkc.schedule.program import TileRun
 
@@ -58,12 +59,19 @@ class Prefetched:
 
 @dataclass(frozen=True, kw_only=True)
 class Prefetch:
-    """Derives the refills for a ring of `slots` slots."""
+    """Derives the refills for a ring of `slots` slots.
+
+    With several rounds per launch the tape wraps: behind the last load of a round comes the first
+    load of the next, until the last round.
+    """
 
     name: ClassVar[str] = "prefetch"
 
-    def apply(self, graph: StepGraph, tiles: Tiles, slots: int, log: DecisionLog) -> Prefetched:
-        segments = {one.first_step: one for one in _segments(graph.body, tiles)}
+    def apply(
+        self, graph: StepGraph, tiles: Tiles, slots: int, rounds: int, log: DecisionLog
+    ) -> Prefetched:
+        """Returns the refills of every load, and the loads to start first."""
+        segments = {one.first_step: one for one in _segments(graph.body, tiles, rounds)}
         refills: dict[str, list[tuple[Guard, ...]]] = {}
         for segment in segments.values():
             for index, (step, _) in enumerate(segment.loads):
@@ -123,10 +131,17 @@ def _split_last(runs: tuple[TileRun, ...], tiling: Tiling) -> tuple[TileRun, ...
     )
 
 
-def _segments(body: tuple[Step | StepLoop, ...], tiles: Tiles) -> list[Segment]:
+def _segments(body: tuple[Step | StepLoop, ...], tiles: Tiles, rounds: int) -> list[Segment]:
     """All segments in program order."""
     found: list[Segment] = []
-    _collect(body, (Successor(loop=None, ended=(), first_step=""),), tiles, found)
+    end: tuple[Successor, ...] = (Successor(loop=None, ended=(), first_step=""),)
+    if rounds > 1:
+        first = next(step.id for step in steps_of(body) if step.kind is StepKind.MATMUL)
+        end = (
+            Successor(loop=ROUNDS, ended=(), first_step=first),
+            Successor(loop=None, ended=(ROUNDS,), first_step=""),
+        )
+    _collect(body, end, tiles, found)
     return found
 
 

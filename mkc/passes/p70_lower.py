@@ -9,6 +9,7 @@ from mkc.ir import ops
 from mkc.ir.graph import Node
 from mkc.ir.types import DType
 from mkc.passes.lifetimes import external_operands
+from mkc.passes.operands import kernel_operands
 from mkc.passes.p30_tile import Tiles
 from mkc.passes.p40_collectives import Collectives
 from mkc.passes.p50_residency import Residency
@@ -17,7 +18,6 @@ from mkc.passes.steps import Step
 from mkc.passes.steps import StepGraph
 from mkc.passes.steps import StepKind
 from mkc.passes.steps import StepLoop
-from mkc.schedule.program import TAPE_LANES
 from mkc.schedule.program import AllReducePhase
 from mkc.schedule.program import ArgmaxPhase
 from mkc.schedule.program import AttentionPhase
@@ -26,7 +26,6 @@ from mkc.schedule.program import EmbedPhase
 from mkc.schedule.program import Loop
 from mkc.schedule.program import MatmulPhase
 from mkc.schedule.program import NarrowMatmulPhase
-from mkc.schedule.program import Operand
 from mkc.schedule.program import Phase
 from mkc.schedule.program import Piece
 from mkc.schedule.program import Program
@@ -44,10 +43,12 @@ class Lower:
 
     Attributes:
       logits: the kernel also returns the logits.
+      rounds: decode steps one launch may run; 1 for a kernel of one step.
     """
 
     name: ClassVar[str] = "lower"
     logits: bool = False
+    rounds: int = 1
 
     def apply(
         self,
@@ -78,7 +79,7 @@ class Lower:
             rows=local.rows,
             padded_rows=padded_rows,
             context=local.context,
-            operands=_operands(graph, tiles, residency),
+            operands=kernel_operands(graph, tiles, residency, self.rounds),
             buffers=residency.buffers,
             streams=streams.streams,
             caches=streams.caches,
@@ -92,94 +93,9 @@ class Lower:
             pages=streams.pages,
             body=body,
             logits=lowering.view(logits) if self.logits and logits else None,
+            rounds_per_launch=self.rounds,
             vmem_limit_bytes=target.vmem.total_bytes,
         )
-
-
-def _operands(graph: StepGraph, tiles: Tiles, residency: Residency) -> tuple[Operand, ...]:
-    """Arrays the kernel is called with, in order: inputs, weights, then what it updates."""
-    local = graph.sharded.graph
-    batch = (local.batch,)
-    found = [
-        Operand(
-            name="tokens",
-            role="tokens",
-            shape=batch,
-            dtype=DType.I32,
-            updated=False,
-            purpose="token ids of this step",
-        ),
-        Operand(
-            name="positions",
-            role="positions",
-            shape=batch,
-            dtype=DType.I32,
-            updated=False,
-            purpose="position of each sequence",
-        ),
-        Operand(
-            name="tape",
-            role="tape",
-            shape=(tiles.rows, TAPE_LANES),
-            dtype=DType.BF16,
-            updated=False,
-            purpose="streamed weights in consumption order",
-        ),
-    ]
-    for step in graph.steps():
-        if step.kind is StepKind.EMBED:
-            param = local.params[step.nodes[0].operands[1]]
-            rows, columns = param.type.shape
-            found.append(
-                Operand(
-                    name=f"table_{step.id}",
-                    role="table",
-                    shape=(-(-rows // 16) * 16, columns),
-                    dtype=DType.BF16,
-                    updated=False,
-                    purpose=param.key,
-                )
-            )
-    streams = residency.streams
-    for stream in streams.streams:
-        if not stream.writes_back:
-            role = "page" if stream.name in streams.pages else "narrow"
-            found.append(
-                Operand(
-                    name=stream.array,
-                    role=role,
-                    shape=(stream.items, *stream.item_shape),
-                    dtype=stream.dtype,
-                    updated=False,
-                    purpose=stream.purpose,
-                )
-            )
-    for stream in streams.streams:
-        if stream.writes_back:
-            found.append(
-                Operand(
-                    name=stream.array,
-                    role="state",
-                    shape=(stream.items, *stream.item_shape),
-                    dtype=stream.dtype,
-                    updated=True,
-                    purpose=stream.purpose,
-                )
-            )
-    for cache in streams.caches:
-        shape = (cache.layers, cache.batch, cache.context, cache.width)
-        for array, what in ((cache.key_array, "keys"), (cache.value_array, "values")):
-            found.append(
-                Operand(
-                    name=array,
-                    role="cache",
-                    shape=shape,
-                    dtype=DType.BF16,
-                    updated=True,
-                    purpose=what,
-                )
-            )
-    return tuple(found)
 
 
 @dataclass(kw_only=True)

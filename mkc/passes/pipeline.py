@@ -13,6 +13,7 @@ from mkc.errors import PassSpecError
 from mkc.ir.graph import Graph
 from mkc.ir.verify import findings
 from mkc.passes import shard_rules as shard_rules  # registers the SHARD facets
+from mkc.passes.dtypes import check_dtypes
 from mkc.passes.p10_shard import Shard
 from mkc.passes.p10_shard import infer_local
 from mkc.passes.p20_fuse import Fuse
@@ -64,6 +65,7 @@ class Pipeline:
     def run(self, graph: Graph, target: Target) -> Lowered:
         """Runs all passes for one target."""
         log = DecisionLog()
+        check_dtypes(graph)
         padded_rows = -(-graph.rows // ROW_TILE) * ROW_TILE
         sharded = self.shard.apply(graph, log)
         infer_local(sharded.graph)
@@ -72,7 +74,7 @@ class Pipeline:
         tiles = self.tile.apply(steps, target, log)
         collectives = self.collectives.apply(steps, padded_rows, target, log)
         residency = self.residency.apply(steps, tiles, collectives, padded_rows, target, log)
-        prefetched = self.prefetch.apply(steps, tiles, residency.slots, log)
+        prefetched = self.prefetch.apply(steps, tiles, residency.slots, self.lower.rounds, log)
         program = self.lower.apply(
             steps, tiles, collectives, residency, prefetched, padded_rows, target
         )

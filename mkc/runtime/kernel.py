@@ -19,7 +19,9 @@ from mkc.runtime.pack import LoadTensor
 from mkc.runtime.pack import Packer
 from mkc.runtime.shards import Array
 from mkc.runtime.state import StateLayout
+from mkc.schedule.program import STOP_IDS
 
+NO_STOP = -1  # no token has this id
 WEIGHT_ROLES = ("tape", "page", "narrow", "table")
 AXIS = "tp"
 
@@ -42,6 +44,17 @@ class StepResult:
 
     next_token: Array
     logits: Array | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchResult:
+    """Attributes:
+    tokens: i32 [rounds, batch], what every round emitted.
+    rounds: how many ran; fewer than asked for when every sequence stopped.
+    """
+
+    tokens: Array
+    rounds: int
 
 
 @dataclass(kw_only=True)
@@ -120,13 +133,47 @@ class KernelSession:
         """Runs one step. tokens, positions: i32 [batch]."""
         for name, value in (("tokens", tokens), ("positions", positions)):
             self.place(name, [np.asarray(value, np.int32)])
-        names = [operand.name for operand in self.program.operands]
-        results = self.step_function(*(self.operands[name] for name in names))
-        outputs = 1 if self.program.logits is None else 2
-        updated = [operand.name for operand in self.program.operands if operand.updated]
-        self.operands.update(zip(updated, results[outputs:], strict=True))
-        logits = self._logits(results[1]) if outputs == 2 else None
+        results = self.step_function(*self._arguments())
+        self._keep(results)
+        logits = self._logits(results[1]) if self.program.logits is not None else None
         return StepResult(next_token=np.asarray(results[0]), logits=logits)
+
+    def launch(
+        self, tokens: Array, positions: Array, *, rounds: int, stop_ids: Sequence[int] = ()
+    ) -> LaunchResult:
+        """Runs up to `rounds` steps in one launch of a kernel made for several.
+
+        Args:
+          tokens, positions: i32 [batch], of the first step.
+          rounds: 1 to the program's `rounds_per_launch`.
+          stop_ids: at most `STOP_IDS` token ids that end a sequence.
+        """
+        assert 1 <= rounds <= self.program.rounds_per_launch, f"{rounds} rounds in one launch"
+        assert len(stop_ids) <= STOP_IDS, f"{len(stop_ids)} stop ids, at most {STOP_IDS}"
+        stops = np.full((STOP_IDS,), NO_STOP, np.int32)
+        stops[: len(stop_ids)] = stop_ids
+        scalars = (
+            ("tokens", tokens),
+            ("positions", positions),
+            ("rounds", [rounds]),
+            ("stop_ids", stops),
+        )
+        for name, value in scalars:
+            self.place(name, [np.asarray(value, np.int32)])
+        emitted, count, *rest = self.step_function(*self._arguments())
+        self._keep(rest)
+        ran = int(np.asarray(count)[0])
+        shape = (self.program.rounds_per_launch, self.program.batch)
+        return LaunchResult(tokens=np.asarray(emitted).reshape(shape)[:ran], rounds=ran)
+
+    def _arguments(self) -> list[jax.Array]:
+        return [self.operands[operand.name] for operand in self.program.operands]
+
+    def _keep(self, results: Sequence[jax.Array]) -> None:
+        """Takes the updated arrays from the end of a call's results."""
+        updated = [operand.name for operand in self.program.operands if operand.updated]
+        if updated:
+            self.operands.update(zip(updated, results[-len(updated) :], strict=True))
 
     def _logits(self, array: jax.Array) -> Array:
         """The ranks' columns without their padding, side by side."""

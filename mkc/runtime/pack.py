@@ -74,31 +74,33 @@ class Packer:
         return np.concatenate(matrices, axis=0)
 
     def _narrow(self, name: str, rank: int) -> Array:
-        stream = next(one for one in self.program.streams if one.array == name)
-        phase = next(
-            one
-            for one in self.program.phases()
-            if isinstance(one, NarrowMatmulPhase) and one.stream == stream.name
-        )
-        rows = stream.item_shape[0] * TAPE_LANES // phase.K
-        items = []
-        for instance in range(stream.items):
-            weight = self._rows(phase.pieces, instance, rank)
-            padded = np.zeros((rows, phase.K), weight.dtype)
-            padded[: weight.shape[0]] = weight
-            blocks = padded.reshape(rows, phase.K // TAPE_LANES, TAPE_LANES).transpose(1, 0, 2)
-            items.append(blocks.reshape(stream.item_shape))
-        return np.stack(items)
+        items = next(one.shape[0] for one in self.program.operands if one.name == name)
+        return np.stack([self.narrow_item(name, instance, rank) for instance in range(items)])
+
+    def narrow_item(self, name: str, instance: int, rank: int) -> Array:
+        """One item of a narrow operand: the fused weight rows, lane block by lane block."""
+        shape = next(one.shape for one in self.program.operands if one.name == name)
+        phase = narrow_phase(self.program, name)
+        rows = shape[1] * TAPE_LANES // phase.K
+        weight = self._rows(phase.pieces, instance, rank)
+        padded = np.zeros((rows, phase.K), weight.dtype)
+        padded[: weight.shape[0]] = weight
+        blocks = padded.reshape(rows, phase.K // TAPE_LANES, TAPE_LANES).transpose(1, 0, 2)
+        return np.ascontiguousarray(blocks).reshape(shape[1:])
 
     def _page(self, name: str, rank: int) -> Array:
+        items = next(one.shape[0] for one in self.program.operands if one.name == name)
+        return np.stack([self.page_item(name, instance, rank) for instance in range(items)])
+
+    def page_item(self, name: str, instance: int, rank: int) -> Array:
+        """One item of a page operand, f32: the small vectors of one execution of a block."""
         stream = next(one for one in self.program.streams if one.array == name)
-        array = np.zeros((stream.items, *stream.item_shape), np.float32)
-        for instance in range(stream.items):
-            flat = array[instance].reshape(-1)
-            for row in self.program.pages[stream.name]:
-                start = row.row * VECTOR_LANES
-                flat[start : start + row.length] = self._vector(row, instance, rank)
-        return array
+        item = np.zeros(stream.item_shape, np.float32)
+        flat = item.reshape(-1)
+        for row in self.program.pages[stream.name]:
+            start = row.row * VECTOR_LANES
+            flat[start : start + row.length] = self._vector(row, instance, rank)
+        return item
 
     def _vector(self, row: PageRow, instance: int, rank: int) -> Array:
         if not row.param:
@@ -108,15 +110,28 @@ class Packer:
 
     def _table(self, name: str, rank: int) -> Array:
         operand = next(one for one in self.program.operands if one.name == name)
-        phase = next(
-            one
-            for one in self.program.phases()
-            if isinstance(one, EmbedPhase) and one.table == name
-        )
+        phase = table_phase(self.program, name)
         full = self.load(self.sharded.full.params[phase.param].tensor_names()[0])
         table = np.zeros(operand.shape, ml_dtypes.bfloat16)
         table[: full.shape[0]] = full
         return table
+
+
+def narrow_phase(program: Program, name: str) -> NarrowMatmulPhase:
+    """The matmul that reads a narrow operand."""
+    stream = next(one for one in program.streams if one.array == name)
+    return next(
+        one
+        for one in program.phases()
+        if isinstance(one, NarrowMatmulPhase) and one.stream == stream.name
+    )
+
+
+def table_phase(program: Program, name: str) -> EmbedPhase:
+    """The lookup that reads a table operand."""
+    return next(
+        one for one in program.phases() if isinstance(one, EmbedPhase) and one.table == name
+    )
 
 
 def tape_matrix(weight: Array, blocks: int) -> Array:

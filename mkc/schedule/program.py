@@ -16,6 +16,8 @@ from mkc.ir.graph import Node
 from mkc.ir.types import DType
 
 TAPE_LANES = 256  # lanes of a tape row: one weight block of the matrix unit, 512 bytes of bf16
+STOP_IDS = 8  # stop tokens that a launch of several rounds looks for
+ROUNDS = "rounds"  # name of the loop over the rounds of one launch
 VECTOR_LANES = 128  # lanes of a page row: one vector register
 
 
@@ -102,7 +104,8 @@ class Operand:
     """An array in HBM (or SMEM) that the kernel is called with; `shape` is one rank's part.
 
     Attributes:
-      role: `tokens`, `positions`, `tape`, `page`, `narrow`, `table`, `state` or `cache`.
+      role: `tape`, `page`, `narrow`, `table`, `state`, `cache`, or the name of a scalar input:
+        `tokens`, `positions`, `rounds`, `stop_ids`.
       updated: the kernel writes it in place.
     """
 
@@ -413,6 +416,7 @@ class Program:
     pages: dict[str, tuple[PageRow, ...]]
     body: tuple[Phase | Loop, ...]
     logits: View | None
+    rounds_per_launch: int
     vmem_limit_bytes: int
 
     def phases(self) -> Iterator[Phase]:

@@ -22,7 +22,8 @@ def print_program(program: Program) -> str:
     """The whole program."""
     lines = [
         f'program "{program.name}" scheme={program.scheme} ranks={program.ranks} '
-        f"batch={program.batch} rows={program.rows} context={program.context}"
+        f"batch={program.batch} rows={program.rows} context={program.context} "
+        f"rounds={program.rounds_per_launch}"
     ]
     for one in program.operands:
         updated = " updated" if one.updated else ""

@@ -18,6 +18,10 @@ VMEM = pltpu.VMEM
 SMEM = pltpu.SMEM
 HBM = pl.ANY
 
+# The race detector gives each copy one of this many clock entries at random. By default there is
+# one entry per device, so that waiting for any copy hides the races of all earlier ones.
+CLOCK_ENTRIES = 512
+
 
 class Mode(StrEnum):
     """How the kernel is interpreted.
@@ -37,6 +41,7 @@ class Mode(StrEnum):
         late = self is Mode.LATE
         return pltpu.InterpretParams(
             detect_races=late,
+            vector_clock_size=CLOCK_ENTRIES,
             dma_execution_mode="on_wait" if late else "eager",
             uninitialized_memory="nan",
             out_of_bounds_reads="raise",

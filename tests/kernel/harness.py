@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from dataclasses import field
 from functools import cache
+from io import StringIO
 from typing import Any
 
 import jax
@@ -230,6 +232,7 @@ class KernelRun:
       logits: f32 [steps, batch, vocab].
       before, after: states by key, [instances, batch, ...].
       races: the race detector has found something.
+      printed: what the interpreter printed: semaphores that are not zero at the end.
     """
 
     session: KernelSession
@@ -240,6 +243,7 @@ class KernelRun:
     before: Mapping[str, Array]
     after: Mapping[str, Array]
     races: bool
+    printed: str
 
     @property
     def steps(self) -> int:
@@ -258,17 +262,19 @@ def run_kernel(
         session.set_state(key, state)
     tokens, rank_tokens, logits = [], [], []
     races = False
+    printed = StringIO()
     try:
-        for number in range(steps):
-            positions = np.asarray(starts, np.int32) + number
-            fed = reference.tokens[positions, np.arange(len(starts))]
-            result = session.step(fed, positions)
-            tokens.append(result.next_token)
-            rank_tokens.append(np.stack(session.rank_tokens))
-            logits.append(result.logits)
-            # Every launch has a race detector of its own.
-            detector = interpret_pallas_call.races
-            races = races or (detector is not None and detector.races_found)
+        with redirect_stdout(printed):
+            for number in range(steps):
+                positions = np.asarray(starts, np.int32) + number
+                fed = reference.tokens[positions, np.arange(len(starts))]
+                result = session.step(fed, positions)
+                tokens.append(result.next_token)
+                rank_tokens.append(np.stack(session.rank_tokens))
+                logits.append(result.logits)
+                # Every launch has a race detector of its own.
+                detector = interpret_pallas_call.races
+                races = races or (detector is not None and detector.races_found)
     finally:
         # An exception inside the interpreter leaves its memory behind.
         pltpu.reset_tpu_interpret_mode_state()
@@ -281,6 +287,7 @@ def run_kernel(
         before=before,
         after={key: session.state(key) for key in before},
         races=races,
+        printed=printed.getvalue(),
     )
 
 
@@ -313,6 +320,7 @@ def rms(found: Array, expected: Array) -> float:
 def check(run: KernelRun, reference: Reference) -> None:
     """Everything that must hold of a run on any number of ranks."""
     assert not run.races, "the race detector found a race"
+    assert run.printed == "", "a copy is still under way or a semaphore is left over"
     check_logits(run, reference)
     check_tokens(run, reference)
     check_states(run, reference)

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from re import sub
+from typing import Literal
 
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
+from tests.codegen_pallas.support_run import CLOCK_ENTRIES
 from tests.codegen_pallas.support_run import Mode
 from tests.kernel.harness import KernelRun
 from tests.kernel.harness import Reference
@@ -35,13 +37,20 @@ NAME = "qwen38_lane"
 STARTS, STEPS = (16,), 1
 
 
-def faulty_run(ranks: int, edit: Callable[[str], str]) -> KernelRun:
-    """Runs an edited kernel; races are counted, not raised, so that the run ends."""
+def faulty_run(
+    ranks: int, edit: Callable[[str], str], copies: Literal["on_wait", "eager"] = "on_wait"
+) -> KernelRun:
+    """Runs an edited kernel; races are noted, not raised, so that the run ends.
+
+    Args:
+      copies: when they happen: as late or as early as possible.
+    """
     subject = golden_subject(NAME)
     interpret = pltpu.InterpretParams(
         detect_races=True,
+        vector_clock_size=CLOCK_ENTRIES,
         on_race="warn",
-        dma_execution_mode="on_wait",
+        dma_execution_mode=copies,
         uninitialized_memory="nan",
     )
 
@@ -91,15 +100,25 @@ def with_different_sums(source: str) -> str:
     return source.replace(old, f"total = (1 + 0.01 * lax.axis_index('tp')) * {old[8:]}")
 
 
-@pytest.mark.parametrize("fault", [without_tape_wait, without_state_wait])
-def test_a_missing_wait(fault: Callable[[str], str]) -> None:
+MISSING_WAITS = [without_tape_wait, without_state_wait]
+
+
+@pytest.mark.parametrize("fault", MISSING_WAITS)
+def test_a_missing_wait_shows_when_copies_are_late(fault: Callable[[str], str]) -> None:
+    """The reader finds memory that was never written."""
     run = faulty_run(1, fault)
-    assert run.races
     assert np.isnan(run.logits).any()
-    with pytest.raises(AssertionError, match="race"):
-        check(run, reference())
     with pytest.raises(AssertionError):
         check_logits(run, reference())
+
+
+@pytest.mark.parametrize("fault", MISSING_WAITS)
+def test_a_missing_wait_is_a_race_when_copies_are_early(fault: Callable[[str], str]) -> None:
+    """The numbers are right, by luck."""
+    run = faulty_run(1, fault, "eager")
+    check_logits(run, reference())
+    with pytest.raises(AssertionError, match="race"):
+        check(run, reference())
 
 
 def test_a_missing_drain() -> None:

@@ -6,6 +6,8 @@ from functools import cache
 from json import loads
 from pathlib import Path
 
+from pytest import MonkeyPatch
+
 import mkc
 from mkc.ir.graph import Graph
 from mkc.passes.p10_shard import Shard
@@ -30,9 +32,13 @@ def lower(graph: Graph, ranks: int, passes: str = "") -> Lowered:
 
 
 @cache
-def full_size(*, batch: int = 1, context: int = 4096) -> Graph:
-    """The 27B model: 16 times three recurrent layers and one of attention."""
-    return MODEL.trace(loads(CONFIG.read_text()), batch=batch, context=context)
+def full_size(*, batch: int = 1, context: int = 4096, layers: int = 64) -> Graph:
+    """The 27B model: 16 times three recurrent layers and one of attention, or more of them."""
+    config = loads(CONFIG.read_text())
+    text = config.get("text_config", config)
+    text["num_hidden_layers"] = layers
+    text["layer_types"] = (text["layer_types"] * (layers // 64))[:layers]
+    return MODEL.trace(config, batch=batch, context=context)
 
 
 @cache
@@ -52,6 +58,13 @@ def lowered(name: str, ranks: int, batch: int = 1) -> Lowered:
     graphs = {"27b": full_size, "dense": dense_graph}
     graph = graphs[name](batch=batch) if name in graphs else golden_graph(name, batch=batch)
     return lower(graph, ranks)
+
+
+def two_dense_layers() -> Lowered:
+    """The dense example cut to two layers: small enough to be read as a golden file."""
+    with MonkeyPatch.context() as patch:
+        patch.setattr(dense, "LAYERS", 2)
+        return lower(mkc.trace(dense.decoder, name="dense", batch=1, context=256), 1)
 
 
 CASES = [

@@ -11,6 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from dataclasses import field
 
+from mkc.schedule.program import ROUNDS
 from mkc.schedule.program import Guard
 from mkc.schedule.program import Loop
 from mkc.schedule.program import MatmulPhase
@@ -24,7 +25,7 @@ class TapeError(AssertionError):
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """Tape rows `first` .. `first + rows`, in a slot."""
+    """Tape rows `first` .. `first + rows`, counted on from round to round, in a slot."""
 
     first: int
     rows: int
@@ -34,12 +35,14 @@ class Load:
 @dataclass(kw_only=True)
 class Player:
     """Attributes:
+    rounds: how often the tape is to be played; it wraps from the last load to the first.
     ring: loads that were started and not consumed, oldest first.
     started, consumed: tape rows so far.
     loops: loop name -> (iteration, count), of the loops around the current phase.
     """
 
     program: Program
+    rounds: int = 1
     ring: deque[Load] = field(default_factory=deque)
     started: int = 0
     loads: int = 0
@@ -47,16 +50,28 @@ class Player:
     loops: dict[str, tuple[int, int]] = field(default_factory=dict)
     at: str = "prologue"
 
-    def play(self) -> None:
-        """Raises `TapeError` at the first load that goes wrong."""
+    def play(self, stop_after: int | None = None) -> None:
+        """Raises `TapeError` at the first load that goes wrong.
+
+        Args:
+          stop_after: rounds after which all sequences have stopped, None for all rounds. The loads
+            of the round that does not come are then those of the prologue, and are waited for.
+        """
+        ran = stop_after or self.rounds
         for rows in self.program.tape.prologue:
             self.start(rows)
-        self.body(self.program.body)
+        for index in range(ran):
+            if self.program.rounds_per_launch > 1:
+                self.loops[ROUNDS] = (index, self.rounds)
+            self.body(self.program.body)
+            if self.consumed != self.program.tape.rows * (index + 1):
+                self.fail(f"{self.consumed} rows consumed of {self.program.tape.rows}")
         self.at = "end"
+        unused = self.program.tape.prologue if ran < self.rounds else ()
+        for rows in unused:
+            self.consume(rows)
         if self.ring:
             self.fail(f"{len(self.ring)} loads were started and never consumed")
-        if self.consumed != self.program.tape.rows:
-            self.fail(f"{self.consumed} rows consumed of {self.program.tape.rows}")
 
     def fail(self, problem: str) -> None:
         raise TapeError(f"{self.at} in {self.loops}: {problem}")
@@ -102,7 +117,8 @@ class Player:
             self.fail("a load is started into a slot that is still to be consumed")
         if not 0 < rows <= tape.slot_rows:
             self.fail(f"a load of {rows} rows in slots of {tape.slot_rows}")
-        if self.started + rows > tape.rows:
+        here = self.started % tape.rows
+        if here + rows > tape.rows or self.started >= tape.rows * self.rounds:
             self.fail("a load behind the end of the tape")
         self.ring.append(Load(first=self.started, rows=rows, slot=self.loads % tape.slots))
         self.started += rows

@@ -16,6 +16,9 @@ from mkc.schedule.program import Phase
 from mkc.schedule.program import Program
 from mkc.schedule.program import TileRun
 from tests.passes.lowering import CASES
+from tests.passes.lowering import dense_graph
+from tests.passes.lowering import full_size
+from tests.passes.lowering import golden_graph
 from tests.passes.lowering import lower
 from tests.passes.lowering import lowered
 from tests.passes.stacks import STACKS
@@ -44,6 +47,30 @@ def test_random_stacks(stack: Stack, ranks: int, load_kib: int, ring_kib: int) -
     """Loops in loops, layers of unequal widths, small and large loads, shallow and deep rings."""
     passes = f"tile{{load_bytes={load_kib}KiB,ring_bytes={ring_kib}KiB}}"
     play(lower(stack.graph(), ranks, passes).program)
+
+
+ROUNDS = 4
+
+
+@pytest.mark.parametrize(("name", "ranks"), CASES)
+@pytest.mark.parametrize(("rounds", "stop_after"), [(4, None), (1, None), (4, 1), (3, 2)])
+def test_rounds_of_one_launch(name: str, ranks: int, rounds: int, stop_after: int | None) -> None:
+    """The tape never stops between rounds; a stop token leaves the next round's first loads."""
+    if name in ("27b", "dense"):
+        graph = full_size() if name == "27b" else dense_graph()
+    else:
+        graph = golden_graph(name)
+    program = lower(graph, ranks, f"lower{{rounds={ROUNDS}}}").program
+    Player(program=program, rounds=rounds).play(stop_after)
+
+
+@given(STACKS, strategies.sampled_from([1, 8]), strategies.integers(1, ROUNDS), strategies.data())
+@settings(max_examples=40, deadline=None)
+def test_rounds_of_random_stacks(
+    stack: Stack, ranks: int, rounds: int, data: strategies.DataObject
+) -> None:
+    program = lower(stack.graph(), ranks, f"lower{{rounds={ROUNDS}}}").program
+    Player(program=program, rounds=rounds).play(data.draw(strategies.integers(1, rounds)))
 
 
 def test_the_ring_is_full_from_the_start() -> None:

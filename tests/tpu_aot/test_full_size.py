@@ -26,15 +26,17 @@ class Case:
     target: str
     batch: int = 1
     context: int = 4096
+    rounds: int = 1
 
     def __str__(self) -> str:
-        return f"{self.target}-b{self.batch}-c{self.context}"
+        return f"{self.target}-b{self.batch}-c{self.context}-r{self.rounds}"
 
 
 MAIN = Case(target="tpu7x:2x2x1")
 BATCHED = Case(target="tpu7x:2x2x1", batch=8)
 OTHERS = (
     Case(target="tpu7x:2x2x1", context=131_072),
+    Case(target="tpu7x:2x2x1", rounds=64),
     Case(target="v6e:2x4"),
 )
 SLOW = (
@@ -49,7 +51,9 @@ SLOW = (
 @cache
 def compiled(case: Case) -> CompileResult:
     graph = MODEL.trace(loads(CONFIG.read_text()), batch=case.batch, context=case.context)
-    return compile_graph(CompileRequest(graph=graph, target=case.target))
+    return compile_graph(
+        CompileRequest(graph=graph, target=case.target, rounds_per_launch=case.rounds)
+    )
 
 
 @pytest.mark.parametrize("case", [MAIN, BATCHED, *OTHERS], ids=str)

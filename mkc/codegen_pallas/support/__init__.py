@@ -29,6 +29,8 @@ from mkc.codegen_pallas.support.matmul import copy_out
 from mkc.codegen_pallas.support.matmul import lanes
 from mkc.codegen_pallas.support.matmul import narrow_matmul
 from mkc.codegen_pallas.support.refs import View
+from mkc.codegen_pallas.support.rounds import begin_rounds
+from mkc.codegen_pallas.support.rounds import end_round
 from mkc.codegen_pallas.support.streams import Stream
 from mkc.codegen_pallas.support.streams import StreamCursor
 from mkc.codegen_pallas.support.streams import embed
@@ -40,6 +42,7 @@ from mkc.codegen_pallas.support.tape import Choice
 from mkc.codegen_pallas.support.tape import Tape
 from mkc.codegen_pallas.support.tape import TapeCursor
 from mkc.codegen_pallas.support.tape import refill
+from mkc.codegen_pallas.support.tape import tape_drain
 from mkc.codegen_pallas.support.tape import tape_prologue
 from mkc.codegen_pallas.support.tape import tape_refill
 from mkc.codegen_pallas.support.tape import tape_refill_cases
@@ -83,8 +86,10 @@ __all__ = [
     "all_reduce_one_shot",
     "all_reduce_two_phase",
     "attention",
+    "begin_rounds",
     "delta_rule",
     "embed",
+    "end_round",
     "entry_barrier",
     "exp",
     "gelu_tanh",
@@ -111,6 +116,7 @@ __all__ = [
     "stream_prologue",
     "stream_wait",
     "tanh",
+    "tape_drain",
     "tape_prologue",
     "tape_refill",
     "tape_refill_cases",

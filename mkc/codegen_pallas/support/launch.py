@@ -23,8 +23,8 @@ from jax.sharding import PartitionSpec
 from mkc.codegen_pallas.support.exchange import AXIS
 
 DTYPES = {"bf16": jnp.bfloat16, "f32": jnp.float32, "i32": jnp.int32}
-SCALARS = ("tokens", "positions")
-WHOLE = ("tokens", "positions", "table")  # roles that every rank has a copy of
+SCALARS = ("tokens", "positions", "rounds", "stop_ids")
+WHOLE = (*SCALARS, "table")  # roles that every rank has a copy of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,9 @@ class KernelSpec:
     """Everything about a kernel but its body.
 
     Attributes:
-      scratch: (name, kind, shape) with kind a dtype for VMEM or `dma` for semaphores.
+      scratch: (name, kind, shape) with kind a dtype for VMEM, `dma` for semaphores or `scalars` for
+        i32 in SMEM.
+      rounds: decode steps one launch may run.
       logits: [rows, columns] of one rank when the kernel returns them.
     """
 
@@ -55,12 +57,16 @@ class KernelSpec:
     logits: tuple[int, int] | None
     vmem_limit_bytes: int
     collective_id: int
+    rounds: int = 1
 
 
 def build(
     body: Callable[[SimpleNamespace], None], spec: KernelSpec, mesh: Mesh, interpret: Any
 ) -> Any:
-    """The jitted step: operands in order -> (next tokens, [logits,] updated arrays).
+    """The jitted launch: operands in order -> (tokens, [logits,] updated arrays).
+
+    The tokens are `next_token` [batch]; with several rounds `emitted` [rounds * batch], and `count`
+    [1], how many rounds ran.
 
     Updated arrays are donated. On one device and in interpret mode they are aliased to results of
     the call. Around a call that communicates XLA would copy every aliased array in and out, so on
@@ -92,7 +98,11 @@ def build(
         step,
         mesh=mesh,
         in_specs=tuple(partitions),
-        out_specs=(PartitionSpec(), *logits_specs, *(partitions[index] for index in updated)),
+        out_specs=(
+            *[PartitionSpec()] * len(_scalar_outputs(spec)),
+            *logits_specs,
+            *(partitions[index] for index in updated),
+        ),
         check_vma=False,
     )
     return jax.jit(sharded, donate_argnums=tuple(updated))
@@ -105,7 +115,8 @@ def _call(
     aliased: tuple[int, ...],
 ) -> Any:
     """The `pallas_call`; without `aliased` operands the kernel writes the operands themselves."""
-    outputs: list[tuple[str, tuple[int, ...], str]] = [("next_token", (spec.batch,), "i32")]
+    scalars = _scalar_outputs(spec)
+    outputs = list(scalars)
     if spec.logits:
         outputs.append(("logits", spec.logits, "f32"))
     results = [
@@ -131,13 +142,10 @@ def _call(
             for one in spec.operands
         ],
         out_specs=[
-            pl.BlockSpec(memory_space=pltpu.SMEM),
-            *[pl.BlockSpec(memory_space=pl.ANY)] * (len(results) - 1),
+            *[pl.BlockSpec(memory_space=pltpu.SMEM)] * len(scalars),
+            *[pl.BlockSpec(memory_space=pl.ANY)] * (len(results) - len(scalars)),
         ],
-        scratch_shapes=[
-            pltpu.SemaphoreType.DMA(shape) if kind == "dma" else pltpu.VMEM(shape, DTYPES[kind])
-            for _, kind, shape in spec.scratch
-        ],
+        scratch_shapes=[_scratch(kind, shape) for _, kind, shape in spec.scratch],
         input_output_aliases={
             operand: len(outputs) + place for place, operand in enumerate(aliased)
         },
@@ -149,6 +157,21 @@ def _call(
         ),
         interpret=interpret,
     )
+
+
+def _scalar_outputs(spec: KernelSpec) -> list[tuple[str, tuple[int, ...], str]]:
+    """Results in scalar memory: (name, shape, dtype)."""
+    if spec.rounds == 1:
+        return [("next_token", (spec.batch,), "i32")]
+    return [("emitted", (spec.rounds * spec.batch,), "i32"), ("count", (1,), "i32")]
+
+
+def _scratch(kind: str, shape: tuple[int, ...]) -> Any:
+    if kind == "dma":
+        return pltpu.SemaphoreType.DMA(shape)
+    if kind == "scalars":
+        return pltpu.SMEM(shape, jnp.int32)
+    return pltpu.VMEM(shape, DTYPES[kind])
 
 
 def _select(spec: KernelSpec, indices: tuple[int, ...]) -> list[Operand]:

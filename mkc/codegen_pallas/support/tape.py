@@ -31,12 +31,14 @@ class Tape:
       hbm: `[rows, 256]` bf16.
       ring: `[slots, slot_rows, 256]` bf16 in VMEM.
       sems: one DMA semaphore per slot.
+      rows: rows of the tape when it is played again from its first row after the last, else None.
     """
 
     hbm: Ref
     ring: Ref
     sems: Ref
     slots: int
+    rows: int | None = None
 
 
 class TapeCursor(NamedTuple):
@@ -85,9 +87,14 @@ def tape_refill(tape: Tape, cursor: TapeCursor, rows: int | None) -> TapeCursor:
     """
     if rows is not None:
         _load(tape, cursor.slot, cursor.row, rows).start()
-    return TapeCursor(
-        slot=wrapped_next(cursor.slot, tape.slots), row=cursor.row + jnp.int32(rows or 0)
-    )
+    return _moved(tape, cursor, cursor.row + jnp.int32(rows or 0))
+
+
+def _moved(tape: Tape, cursor: TapeCursor, row: Scalar) -> TapeCursor:
+    """The next slot, and row `row` or the first one behind the end of the tape."""
+    if tape.rows is not None:
+        row = jnp.where(row == tape.rows, 0, row)
+    return TapeCursor(slot=wrapped_next(cursor.slot, tape.slots), row=row)
 
 
 def tape_refill_cases(
@@ -112,7 +119,7 @@ def tape_refill_cases(
         def _start(rows: int = rows) -> None:
             _load(tape, cursor.slot, cursor.row, rows).start()
 
-    return TapeCursor(slot=wrapped_next(cursor.slot, tape.slots), row=cursor.row + chosen)
+    return _moved(tape, cursor, cursor.row + chosen)
 
 
 @dataclass(frozen=True)
@@ -128,3 +135,19 @@ def refill(tape: Tape, cursor: TapeCursor, size: int | Choice | None) -> TapeCur
     if isinstance(size, Choice):
         return tape_refill_cases(tape, cursor, size.cases, size.otherwise)
     return tape_refill(tape, cursor, size)
+
+
+def tape_drain(tape: Tape, cursor: TapeCursor, loads: Sequence[int], when: jax.Array) -> None:
+    """Waits for loads that were started for a round that does not come, so that no copy outlives
+    the kernel.
+
+    Args:
+      loads: their row counts, from the slot at the cursor.
+    """
+
+    @pl.when(when)
+    def _wait() -> None:
+        slot = cursor.slot
+        for rows in loads:
+            _load(tape, slot, 0, rows).wait()
+            slot = wrapped_next(slot, tape.slots)

@@ -1,0 +1,384 @@
+"""Packed weights: a folder of one safetensors file per rank, written by `pack`, mapped by
+`load_packed`.
+
+Packing streams: see `mkc.runtime.blocks`. It may be killed at any moment and continues when it is
+called again with the same checkpoint and plan; the finished folder is the same, byte for byte.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from mkc.errors import DiskFullError
+from mkc.errors import PackedDamagedError
+from mkc.errors import PackedFolderError
+from mkc.passes.pipeline import Lowered
+from mkc.runtime.blocks import BlockReader
+from mkc.runtime.checkpoint import Checkpoint
+from mkc.runtime.journal import Journal
+from mkc.runtime.journal import open_journal
+from mkc.runtime.layout import PackedFile
+from mkc.runtime.layout import PackLayout
+from mkc.runtime.layout import PackPiece
+from mkc.runtime.layout import pack_layout
+from mkc.runtime.manifest import JOURNAL
+from mkc.runtime.manifest import MANIFEST
+from mkc.runtime.manifest import PieceRecord
+from mkc.runtime.manifest import manifest_document
+from mkc.runtime.manifest import plan_identity
+from mkc.runtime.manifest import read_manifest
+from mkc.runtime.manifest import refuse_difference
+from mkc.runtime.manifest import source_identity
+from mkc.runtime.manifest import source_times
+from mkc.runtime.manifest import sync_folder
+from mkc.runtime.manifest import write_manifest
+from mkc.runtime.pack import DTYPES
+from mkc.runtime.shards import Array
+
+type Progress = Callable[[int], None]  # called with the bytes that were just finished
+
+MOST_WORKERS = 4  # more threads wait for each other's memory and disk
+PIECES_AHEAD = 4  # pieces whose blocks are queued, so that small pieces keep all workers busy
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackResult:
+    """What `pack` did.
+
+    Attributes:
+      bytes: size of the packed files.
+      continued_bytes: how much of it an earlier call had finished.
+      not_finite: tensors with a NaN or an infinity, sorted.
+    """
+
+    bytes: int
+    continued_bytes: int
+    not_finite: tuple[str, ...]
+
+
+def pack(
+    checkpoint: Checkpoint,
+    lowered: Lowered,
+    folder: Path,
+    *,
+    progress: Progress | None = None,
+    workers: int | None = None,
+) -> PackResult:
+    """Packs a checkpoint for a plan, or continues to; does nothing when the folder is finished.
+
+    Args:
+      progress: called from several threads; what it raises ends the packing.
+      workers: threads; None takes the processors, up to MOST_WORKERS.
+
+    Raises:
+      CheckpointMismatchError: the checkpoint is not one of the model; nothing was written.
+      PackedFolderError: the folder holds something else or cannot be written.
+      PackedMismatchError: the folder was packed, or begun, for something else.
+      DiskFullError: there is no room; the same call continues later.
+    """
+    checkpoint.check(lowered.steps.sharded.full)
+    layout = pack_layout(lowered)
+    identity = {**plan_identity(lowered, layout), "sources": source_identity(checkpoint)}
+    _check_folder(folder, layout)
+    if (folder / MANIFEST).exists():
+        manifest = read_manifest(folder)
+        refuse_difference(folder, manifest, identity)
+        return PackResult(
+            bytes=layout.bytes,
+            continued_bytes=layout.bytes,
+            not_finite=tuple(manifest["not_finite"]),
+        )
+    journal_identity = {**identity, "source_times": source_times(checkpoint)}
+    with _write_errors(folder, layout):
+        folder.mkdir(parents=True, exist_ok=True)
+        with open_journal(folder, journal_identity) as journal:
+            packing = _Packing(
+                reader=BlockReader(checkpoint=checkpoint, lowered=lowered),
+                layout=layout,
+                folder=folder,
+                journal=journal,
+                progress=progress or (lambda count: None),
+                workers=workers or min(MOST_WORKERS, os.cpu_count() or 1),
+            )
+            continued = packing.run()
+            records = [journal.records[number] for number in range(len(layout.pieces))]
+            document = manifest_document(lowered, checkpoint, layout, records)
+            write_manifest(folder, document)
+            (folder / JOURNAL).unlink()
+    return PackResult(
+        bytes=layout.bytes,
+        continued_bytes=continued,
+        not_finite=tuple(document["not_finite"]),
+    )
+
+
+def _check_folder(folder: Path, layout: PackLayout) -> None:
+    """Raises `PackedFolderError` for a folder with anything but a packing, finished or not."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise PackedFolderError(
+            path=folder, problem="is a file", hint="Choose another folder with --out"
+        )
+    names = {one.name for one in folder.iterdir()}
+    if names and not names & {MANIFEST, JOURNAL}:
+        raise PackedFolderError(
+            path=folder,
+            problem=f"holds files mkc pack did not write: {min(names)}",
+            hint="Choose a new or empty folder with --out",
+        )
+
+
+@contextmanager
+def _write_errors(folder: Path, layout: PackLayout) -> Iterator[None]:
+    """What the system says about writing, as errors of mkc."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            raise DiskFullError(
+                path=folder, needed_bytes=_missing_bytes(folder, layout), free_bytes=_free(folder)
+            ) from error
+        raise PackedFolderError(
+            path=folder,
+            problem=f"cannot be written ({error.strerror})",
+            hint="Choose another folder with --out",
+        ) from error
+
+
+def _missing_bytes(folder: Path, layout: PackLayout) -> int:
+    """Bytes that the files still need; blocks not written yet take no room."""
+    paths = [folder / one.name for one in layout.files]
+    held = sum(one.stat().st_blocks * 512 for one in paths if one.exists())
+    return max(0, layout.bytes - held)
+
+
+def _free(folder: Path) -> int:
+    return shutil.disk_usage(folder if folder.exists() else folder.parent).free
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Packing:
+    """One call of `pack` on a folder that is not finished."""
+
+    reader: BlockReader
+    layout: PackLayout
+    folder: Path
+    journal: Journal
+    progress: Progress
+    workers: int
+
+    def run(self) -> int:
+        """Writes all files. Returns the bytes that were there already."""
+        missing, free = _missing_bytes(self.folder, self.layout), _free(self.folder)
+        if missing > free:
+            raise DiskFullError(path=self.folder, needed_bytes=missing, free_bytes=free)
+        with ExitStack() as stack:
+            files = {one.name: stack.enter_context(self._open(one)) for one in self.layout.files}
+            self._drop_damaged(files)
+            continued = sum(self._size(self.layout.pieces[one]) for one in self.journal.records)
+            self._write_missing(files)
+            for descriptor in files.values():
+                os.fsync(descriptor)
+        sync_folder(self.folder)
+        return continued
+
+    @contextmanager
+    def _open(self, file: PackedFile) -> Iterator[int]:
+        """A file at its full size with its header; what is in it stays."""
+        descriptor = os.open(self.folder / file.name, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            os.ftruncate(descriptor, file.bytes)
+            write_at(descriptor, [np.frombuffer(file.header, np.uint8)], 0)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _drop_damaged(self, files: Mapping[str, int]) -> None:
+        """Forgets records whose bytes did not reach the disk."""
+        for number, record in list(self.journal.records.items()):
+            piece = self.layout.pieces[number]
+            places = self.layout.files_of(piece)
+            found = tuple(
+                piece_checksum(files[one.name], one.tensors[piece.operand].start, piece)
+                for one in places
+            )
+            if found == record.checksums:
+                self.progress(self._size(piece))
+            else:
+                del self.journal.records[number]
+
+    def _size(self, piece: PackPiece) -> int:
+        return piece.bytes * len(self.layout.files_of(piece))
+
+    def _write_missing(self, files: Mapping[str, int]) -> None:
+        """Writes pieces in order; several are in work, and are recorded in order."""
+        missing = [n for n in range(len(self.layout.pieces)) if n not in self.journal.records]
+        pool = ThreadPoolExecutor(self.workers, thread_name_prefix="mkc-pack")
+        queued: deque[tuple[int, list[Future[_Block]]]] = deque()
+        try:
+            for number in missing:
+                piece = self.layout.pieces[number]
+                blocks = range(piece.blocks)
+                queued.append(
+                    (number, [pool.submit(self._write_block, files, piece, b) for b in blocks])
+                )
+                if len(queued) > PIECES_AHEAD:
+                    self._finish(*queued.popleft())
+            while queued:
+                self._finish(*queued.popleft())
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _finish(self, number: int, futures: Sequence[Future[_Block]]) -> None:
+        blocks = [one.result() for one in futures]
+        ranks = range(len(blocks[0].checksums))
+        checksums = tuple(combined([one.checksums[rank] for one in blocks]) for rank in ranks)
+        names = tuple(sorted({name for one in blocks for name in one.not_finite}))
+        self.journal.add(number, PieceRecord(checksums=checksums, not_finite=names))
+
+    def _write_block(self, files: Mapping[str, int], piece: PackPiece, block: int) -> _Block:
+        """Writes one block of all files that have it."""
+        places = self.layout.files_of(piece)
+        checksums = [0] * len(places)
+        not_finite: set[str] = set()
+        offset = piece.start + block * piece.block_bytes
+        for content in self.reader.contents(piece, block, not_finite):
+            checksum = 0
+            for chunk in content.chunks:
+                checksum = crc32(chunk, checksum)
+            for rank in content.ranks:
+                place = places[rank]
+                start = place.tensors[piece.operand].start + offset
+                write_at(files[place.name], content.chunks, start)
+                checksums[rank] = checksum
+                self.progress(sum(chunk.nbytes for chunk in content.chunks))
+        return _Block(checksums=tuple(checksums), not_finite=frozenset(not_finite))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Block:
+    """A block that was written; the fields are those of `PieceRecord`."""
+
+    checksums: tuple[int, ...]
+    not_finite: frozenset[str]
+
+
+def write_at(descriptor: int, chunks: Sequence[Array], offset: int) -> None:
+    """Writes contiguous arrays one after the other."""
+    for chunk in chunks:
+        view = memoryview(chunk.reshape(-1).view(np.uint8))
+        while len(view):
+            count = os.pwrite(descriptor, view, offset)
+            view = view[count:]
+            offset += count
+
+
+def piece_checksum(descriptor: int, tensor_start: int, piece: PackPiece) -> int:
+    """The checksum of a piece as it is in a file."""
+    checksums = []
+    for at in range(0, piece.bytes, piece.block_bytes):
+        size = min(piece.block_bytes, piece.bytes - at)
+        checksums.append(crc32(os.pread(descriptor, size, tensor_start + piece.start + at)))
+    return combined(checksums)
+
+
+def combined(checksums: Sequence[int]) -> int:
+    """The checksum of a piece from those of its blocks, see `mkc.runtime.manifest.CHECKSUM`."""
+    return crc32(b"".join(one.to_bytes(4, "little") for one in checksums))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedWeights:
+    """A finished folder that fits a plan; nothing of it is in memory."""
+
+    folder: Path
+    layout: PackLayout
+    manifest: Mapping[str, Any]
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """Names of the packed operands, sorted."""
+        return tuple(sorted({name for one in self.layout.files for name in one.tensors}))
+
+    def operand(self, name: str) -> list[Array]:
+        """An operand's part of every rank, mapped read-only; one part where all ranks share it."""
+        return [_mapped(self.folder, one, name) for one in self.layout.files if name in one.tensors]
+
+    def verify(self, progress: Progress | None = None) -> None:
+        """Reads everything and compares checksums. Raises `PackedDamagedError`."""
+        with ExitStack() as stack:
+            for file in self.layout.files:
+                path = self.folder / file.name
+                opened = stack.enter_context(path.open("rb"))
+                for piece, entry in zip(self.layout.pieces, self.manifest["pieces"], strict=True):
+                    places = self.layout.files_of(piece)
+                    if file not in places:
+                        continue
+                    start = file.tensors[piece.operand].start
+                    found = piece_checksum(opened.fileno(), start, piece)
+                    if f"{found:08x}" != entry["crc32"][places.index(file)]:
+                        raise PackedDamagedError(
+                            path=path, problem=f"the checksum of {piece.label} is wrong"
+                        )
+                    if progress is not None:
+                        progress(piece.bytes)
+
+
+def load_packed(folder: Path, lowered: Lowered) -> PackedWeights:
+    """Opens a packed folder for a plan; reads headers only.
+
+    Raises:
+      PackedFolderError: it is not a finished packed folder.
+      PackedMismatchError: it was packed for something else.
+      PackedDamagedError: a file is not as long as it was or has another header.
+    """
+    layout = pack_layout(lowered)
+    manifest = read_manifest(folder)
+    refuse_difference(folder, manifest, plan_identity(lowered, layout))
+    for file in layout.files:
+        path = folder / file.name
+        try:
+            with path.open("rb") as opened:
+                size, header = os.fstat(opened.fileno()).st_size, opened.read(len(file.header))
+        except OSError as error:
+            raise PackedDamagedError(
+                path=path, problem=f"cannot be read ({error.strerror})"
+            ) from error
+        if size != file.bytes:
+            raise PackedDamagedError(path=path, problem=f"has {size} bytes and had {file.bytes}")
+        if header != file.header:
+            raise PackedDamagedError(path=path, problem="has another header than was written")
+    return PackedWeights(folder=folder, layout=layout, manifest=manifest)
+
+
+def _mapped(folder: Path, file: PackedFile, name: str) -> Array:
+    tensor = file.tensors[name]
+    dtype = np.dtype(DTYPES[tensor.operand.dtype])
+    mapped = np.memmap(
+        folder / file.name,
+        np.uint8,
+        "r",
+        offset=tensor.start,
+        shape=(int(np.prod(tensor.operand.shape)) * dtype.itemsize,),
+    )
+    array: Array = np.asarray(mapped).view(dtype).reshape(tensor.operand.shape)
+    return array

@@ -1,0 +1,187 @@
+"""What a packed folder says about itself: the manifest of a finished one, the journal of others.
+
+Both begin with the identity of the packing: everything that its bytes depend on. A folder is used
+or continued only when its identity is the wanted one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from mkc.errors import PackedFolderError
+from mkc.errors import PackedMismatchError
+from mkc.ir.text import print_graph
+from mkc.passes.pipeline import Lowered
+from mkc.runtime.checkpoint import DTYPE_POLICY
+from mkc.runtime.checkpoint import Checkpoint
+from mkc.runtime.layout import PackedFile
+from mkc.runtime.layout import PackLayout
+from mkc.runtime.layout import PackPiece
+
+VERSION = 1  # of the form of a packed folder; another one is refused
+MANIFEST = "manifest.json"
+JOURNAL = "journal.jsonl"
+CHECKSUM = "CRC-32 of the CRC-32s (4 bytes, little endian) of the piece's blocks"
+PLAN_KEYS = ("version", "ranks", "dtype_policy", "layout")  # what loading compares, in this order
+
+
+@dataclass(frozen=True, kw_only=True)
+class PieceRecord:
+    """A finished piece.
+
+    Attributes:
+      checksums: one per file that has the piece.
+      not_finite: tensors in it with a NaN or an infinity, sorted.
+    """
+
+    checksums: tuple[int, ...]
+    not_finite: tuple[str, ...]
+
+
+def plan_identity(lowered: Lowered, layout: PackLayout) -> dict[str, Any]:
+    """What the plan decides of the bytes; the keys are PLAN_KEYS."""
+    return {
+        "version": VERSION,
+        "ranks": lowered.program.ranks,
+        "dtype_policy": DTYPE_POLICY,
+        "layout": list(layout.lines),
+    }
+
+
+def source_identity(checkpoint: Checkpoint) -> list[dict[str, Any]]:
+    """The files that were read: name, size, and digest of the header, not when they were written.
+
+    A copy of a checkpoint is the same source.
+    """
+    return [
+        {"file": one.path.name, "bytes": one.bytes, "header_sha256": one.digest}
+        for one in checkpoint.headers
+    ]
+
+
+def source_times(checkpoint: Checkpoint) -> list[int]:
+    """When the files were last changed, ns. A packing is not continued over a changed file."""
+    return [one.path.stat().st_mtime_ns for one in checkpoint.headers]
+
+
+def refuse_difference(folder: Path, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Raises `PackedMismatchError` for the first difference, in the order of `expected`."""
+    for key, wanted in expected.items():
+        there = found.get(key)
+        if there == wanted:
+            continue
+        if isinstance(wanted, list) and isinstance(there, list):
+            for number, (one, other) in enumerate(zip_longest(there, wanted), start=1):
+                if one != other:
+                    raise PackedMismatchError(
+                        path=folder,
+                        what=f"entry {number} of '{key}'",
+                        packed=_shown(one),
+                        expected=_shown(other),
+                    )
+        raise PackedMismatchError(
+            path=folder, what=f"'{key}'", packed=_shown(there), expected=_shown(wanted)
+        )
+
+
+def _shown(value: object) -> str:
+    return "absent" if value is None else repr(value)
+
+
+def manifest_document(
+    lowered: Lowered,
+    checkpoint: Checkpoint,
+    layout: PackLayout,
+    records: Sequence[PieceRecord],
+) -> dict[str, Any]:
+    """The contents of manifest.json."""
+    identity = {
+        **plan_identity(lowered, layout),
+        "sources": source_identity(checkpoint),
+    }
+    return {
+        **identity,
+        "fingerprint": sha256(json.dumps(identity).encode()).hexdigest(),
+        "model": lowered.program.name,
+        "revision": checkpoint.revision,
+        # These two say where the layout came from; a folder serves every graph and plan that have
+        # the same layout, such as those for another batch.
+        "graph_sha256": sha256(print_graph(lowered.steps.sharded.full).encode()).hexdigest(),
+        "pipeline": lowered.pipeline,
+        "files": [_file(one) for one in layout.files],
+        "checksum": CHECKSUM,
+        "pieces": [
+            _piece(piece, record) for piece, record in zip(layout.pieces, records, strict=True)
+        ],
+        "not_finite": sorted({name for one in records for name in one.not_finite}),
+    }
+
+
+def _file(file: PackedFile) -> dict[str, Any]:
+    return {
+        "file": file.name,
+        "bytes": file.bytes,
+        "header_sha256": sha256(file.header).hexdigest(),
+    }
+
+
+def _piece(piece: PackPiece, record: PieceRecord) -> dict[str, Any]:
+    return {
+        "operand": piece.operand,
+        "start": piece.start,
+        "bytes": piece.bytes,
+        "block_bytes": piece.block_bytes,
+        "crc32": [f"{one:08x}" for one in record.checksums],
+        "holds": piece.label,
+    }
+
+
+def read_manifest(folder: Path) -> Mapping[str, Any]:
+    """The manifest. Raises `PackedFolderError` when the folder has none that can be read."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        finished = not (folder / JOURNAL).exists()
+        raise PackedFolderError(
+            path=folder,
+            problem=f"has no {MANIFEST}" if finished else "is not finished",
+            hint="Make it with mkc pack" if finished else "Run the same mkc pack again",
+        )
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise PackedFolderError(
+            path=folder, problem=f"{MANIFEST} cannot be read ({error})", hint="Pack again"
+        ) from error
+    if not isinstance(document, dict):
+        raise PackedFolderError(
+            path=folder, problem=f"{MANIFEST} is not a JSON object", hint="Pack again"
+        )
+    return document
+
+
+def write_manifest(folder: Path, document: Mapping[str, Any]) -> None:
+    """Writes the manifest so that it is there whole or not at all."""
+    scratch = folder / f"{MANIFEST}.new"
+    with scratch.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(document, indent=1) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(scratch, folder / MANIFEST)
+    sync_folder(folder)
+
+
+def sync_folder(folder: Path) -> None:
+    """The folder's entries are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

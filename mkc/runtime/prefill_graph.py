@@ -1,0 +1,311 @@
+"""Evaluates the graph of one rank over the operands of its kernel, for many rows of a sequence.
+
+Repeat regions are scans; a weight is a slice of the tape, cut out where it is used, so that no copy
+of it outlives the product. States are slices of the kernel's state operands. What an op computes is
+its reference meaning, but for the ops that `mkc.runtime.prefill_ops` does faster.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import field
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+from jax import lax
+
+from mkc.errors import UnsupportedOpError
+from mkc.ir import ops
+from mkc.ir.facets import REFERENCE
+from mkc.ir.graph import Graph
+from mkc.ir.graph import Node
+from mkc.ir.graph import Repeat
+from mkc.ir.reference import value_types
+from mkc.ir.reference_ops import OpContext
+from mkc.ir.reference_ops import by_sequence
+from mkc.ir.reference_ops import storage_dtype
+from mkc.ir.reference_ops import wide
+from mkc.passes.streams import rotary_frequencies
+from mkc.runtime.prefill_ops import append_rows
+from mkc.runtime.prefill_ops import argmax_over_ranks
+from mkc.runtime.prefill_ops import attend
+from mkc.runtime.prefill_ops import chunked_delta_rule
+from mkc.runtime.prefill_ops import sum_over_ranks
+from mkc.runtime.prefill_state import Memory
+from mkc.runtime.prefill_state import StateAccess
+from mkc.runtime.tape_index import BlockIndex
+from mkc.runtime.tape_index import Projection
+from mkc.schedule.program import TAPE_LANES
+from mkc.schedule.program import VECTOR_LANES
+from mkc.schedule.program import MatmulPhase
+
+type Environment = dict[str, Array]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Which rows a call has.
+
+    Attributes:
+      slots: sequence of each lane, i32 [L].
+      starts: position of each lane's first row, i32 [L].
+      counts: rows that are not padding, i32 [L].
+      positions: i32 [L, T], negative for padding.
+    """
+
+    slots: Array
+    starts: Array
+    counts: Array
+    positions: Array
+
+    @property
+    def valid(self) -> Array:
+        return self.positions >= 0
+
+
+@dataclass(kw_only=True)
+class _Scope:
+    """One execution of one block.
+
+    Attributes:
+      index: the block's weights.
+      instance: executions of the block before this one.
+      values: results by name.
+      uses: how often each weight has been used so far.
+      products: fused products by phase and input, for the projections that share them.
+      vectors: the item of the page, flat.
+    """
+
+    index: BlockIndex
+    instance: Array
+    values: Environment
+    uses: Counter[str] = field(default_factory=Counter)
+    products: dict[tuple[str, str], Array] = field(default_factory=dict)
+    vectors: Array | None = None
+
+
+@dataclass(kw_only=True)
+class GraphWalk:
+    """One evaluation; `memory` is changed in place.
+
+    Attributes:
+      graph: of one rank, for all rows.
+      last: the same graph for one row per lane.
+      weights: weight operands of one rank by name.
+      states: access to each state by key.
+      all_rows: what comes after the last state is computed for every row, not the last ones only.
+    """
+
+    graph: Graph
+    last: Graph
+    weights: Mapping[str, Array]
+    states: Mapping[str, StateAccess]
+    rows: Rows
+    all_rows: bool
+
+    def __post_init__(self) -> None:
+        self.types = value_types(self.graph)
+        self.last_types = value_types(self.last)
+
+    def run(self, index: BlockIndex, tokens: Array, memory: Memory) -> Environment:
+        """Outputs by name; tokens i32 [L * T]."""
+        values: Environment = {"tokens": tokens, "positions": self.rows.positions.reshape(-1)}
+        scope = _Scope(index=index, instance=jnp.int32(0), values=values)
+        items = self.graph.body.items
+        tail = len(items) if self.all_rows else _tail(items)
+        self.items(items[:tail], scope, memory)
+        if not self.all_rows:
+            self.keep_last_rows(values)
+            # Several projections may share a product that was computed for all rows.
+            scope.products.clear()
+            self.items(self.last.body.items[tail:], scope, memory)
+        return {key: values[name] for key, name in self.graph.outputs.items()}
+
+    def keep_last_rows(self, values: Environment) -> None:
+        """Only the last row of every lane that is not padding stays."""
+        rows, lanes = self.graph.rows_per_sequence, self.graph.batch
+        chosen = jnp.arange(lanes) * rows + jnp.maximum(self.rows.counts - 1, 0)
+        for name in values:
+            if self.types[name].shape != self.last_types[name].shape:
+                values[name] = values[name][chosen]
+
+    def items(self, items: tuple[Node | Repeat, ...], scope: _Scope, memory: Memory) -> None:
+        inner = iter(scope.index.inner)
+        for item in items:
+            if isinstance(item, Repeat):
+                self.region(item, next(inner), scope, memory)
+            else:
+                results = self.node(item, scope, memory)
+                for result, array in zip(item.results, results, strict=True):
+                    assert array.shape == result.type.shape, f"%{result.name} is {array.shape}"
+                    scope.values[result.name] = array
+
+    def region(
+        self, region: Repeat, index: BlockIndex, outer: _Scope, memory: Memory
+    ) -> None:
+        """Runs a repeat region as a scan that carries the states it changes."""
+        keys = [key for node in region.body.nodes() for key in node.states]
+        arrays = list(dict.fromkeys(self.states[key].array for key in keys))
+
+        def body(carry: tuple[Any, Memory], number: Array) -> tuple[tuple[Any, Memory], None]:
+            carried, inner_memory = carry
+            values = dict(outer.values)
+            for one, array in zip(region.carries, carried, strict=True):
+                values[one.argument.name] = array
+            scope = _Scope(
+                index=index, instance=outer.instance * region.count + number, values=values
+            )
+            inner_memory = dict(inner_memory)
+            self.items(region.body.items, scope, inner_memory)
+            return (tuple(values[one.yielded] for one in region.carries), inner_memory), None
+
+        initial = tuple(outer.values[one.initial] for one in region.carries)
+        own = {name: memory[name] for name in arrays}
+        (final, changed), _ = lax.scan(body, (initial, own), jnp.arange(region.count))
+        memory.update(changed)
+        for one, array in zip(region.carries, final, strict=True):
+            outer.values[one.result.name] = array
+
+    def node(self, node: Node, scope: _Scope, memory: Memory) -> tuple[Array, ...]:
+        match node.op:
+            case ops.Linear():
+                return (self.linear(node, scope),)
+            case ops.Embed():
+                table = self.weights[scope.index.tables[node.operands[1]]]
+                return (table[scope.values[node.operands[0]]].astype(self.dtype(node)),)
+            case ops.RotaryTable() as op:
+                return self.rotary_table(op, node, scope)
+            case ops.DeltaRule():
+                return (self.delta_rule(node, scope, memory),)
+            case ops.Attention() as op:
+                return (self.attention(op, node, scope, memory),)
+            case ops.AllReduce() as op:
+                partial = scope.values[node.operands[0]]
+                return (sum_over_ranks(partial, op.ranks, self.dtype(node)),)
+            case ops.ShardedArgmax():
+                return (argmax_over_ranks(scope.values[node.operands[0]]),)
+        return self.as_defined(node, scope, memory)
+
+    def as_defined(self, node: Node, scope: _Scope, memory: Memory) -> tuple[Array, ...]:
+        """The reference meaning of the op."""
+        function = REFERENCE.find(node.op)
+        if function is None:
+            raise UnsupportedOpError(
+                op=node.op.mnemonic, facet=REFERENCE.name, location=node.location
+            )
+        context = OpContext(
+            rounding="reference",
+            operand_types=tuple(self.types[name] for name in node.operands),
+            result_types=tuple(result.type for result in node.results),
+            valid=self.rows.valid,
+        )
+        states = tuple(
+            self.states[key].read(memory, scope.instance, self.rows.slots) for key in node.states
+        )
+        operands = tuple(self.operand(name, scope) for name in node.operands)
+        results, new_states = function(node.op, operands, states, context)
+        for key, new in zip(node.states, new_states, strict=True):
+            self.states[key].write(memory, scope.instance, self.rows.slots, new)
+        found: tuple[Array, ...] = results
+        return found
+
+    def dtype(self, node: Node) -> jnp.dtype:
+        return storage_dtype(node.results[0].type.dtype, "reference")
+
+    def operand(self, name: str, scope: _Scope) -> Array:
+        """A value, or a small parameter from the page of the block, in f32."""
+        if name not in self.graph.params:
+            return scope.values[name]
+        if scope.vectors is None:
+            items = self.weights[scope.index.page]
+            scope.vectors = lax.dynamic_index_in_dim(items, scope.instance, keepdims=False).ravel()
+        rows = scope.index.vectors[name]
+        parts = [
+            scope.vectors[row.row * VECTOR_LANES : row.row * VECTOR_LANES + row.length]
+            for row in rows
+        ]
+        if rows[0].tap is None:
+            return parts[0]
+        return jnp.stack(parts, axis=-1)[:, None, :]  # a convolution weight [channels, 1, taps]
+
+    def linear(self, node: Node, scope: _Scope) -> Array:
+        """A projection: some columns of the fused product that it is part of."""
+        value, weight = node.operands
+        use = scope.index.projections[weight][scope.uses[weight]]
+        scope.uses[weight] += 1
+        key = (use.phase.id, value)
+        if key not in scope.products:
+            product = self.product(scope.values[value], use, scope.instance)
+            scope.products[key] = product.astype(self.dtype(node))
+        piece = use.piece
+        return scope.products[key][:, piece.column : piece.column + piece.width]
+
+    def product(self, x: Array, use: Projection, instance: Array) -> Array:
+        """x [rows, K] times the whole matrix, f32 [rows, columns and their padding]."""
+        operand = self.weights[use.array]
+        K = use.phase.K
+        if isinstance(use.phase, MatmulPhase):
+            row = jnp.asarray(use.rows, jnp.int32)[instance]
+            matrix = lax.dynamic_slice(operand, (row, 0), (use.phase.tape_rows, TAPE_LANES))
+            blocks = matrix.reshape(use.phase.blocks, K, TAPE_LANES)
+            return contract("rk,bkn->rbn", x, blocks).reshape(x.shape[0], -1)
+        item = lax.dynamic_index_in_dim(operand, instance, keepdims=False)
+        blocks = item.reshape(K // TAPE_LANES, -1, TAPE_LANES)
+        split = x.reshape(x.shape[0], K // TAPE_LANES, TAPE_LANES)
+        return contract("rbk,bnk->rn", split, blocks)
+
+    def rotary_table(
+        self, op: ops.RotaryTable, node: Node, scope: _Scope
+    ) -> tuple[Array, ...]:
+        """As defined, with the frequencies of the kernel instead of a power computed here."""
+        frequencies = jnp.asarray(rotary_frequencies(op), jnp.float32)
+        angle = wide(scope.values[node.operands[0]])[:, None] * frequencies
+        return (jnp.cos(angle).astype(self.dtype(node)), jnp.sin(angle).astype(self.dtype(node)))
+
+    def delta_rule(self, node: Node, scope: _Scope, memory: Memory) -> Array:
+        lanes = self.graph.batch
+        operands = [by_sequence(scope.values[name], lanes) for name in node.operands]
+        q, k, v, beta, decay = operands
+        state = self.states[node.states[0]]
+        old = state.read(memory, scope.instance, self.rows.slots)
+        out, new = chunked_delta_rule(q, k, v, beta, decay, self.rows.valid, old)
+        state.write(memory, scope.instance, self.rows.slots, new)
+        return out.reshape(node.results[0].type.shape).astype(self.dtype(node))
+
+    def attention(
+        self, op: ops.Attention, node: Node, scope: _Scope, memory: Memory
+    ) -> Array:
+        lanes, rows = self.graph.batch, self.rows
+        q, k, v = (by_sequence(scope.values[name], lanes) for name in node.operands[:3])
+        kv_heads = k.shape[2]
+        for key, new in zip(node.states, (k, v), strict=True):
+            array = self.states[key].array
+            flat = new.reshape(*new.shape[:2], -1)
+            memory[array] = append_rows(
+                memory[array], flat, scope.instance, rows.slots, rows.starts, rows.counts
+            )
+        keys, values = (memory[self.states[key].array] for key in node.states)
+        out = attend(
+            q, keys, values, scope.instance, rows.slots, rows.positions, kv_heads, op.scale
+        )
+        return out.reshape(node.results[0].type.shape).astype(self.dtype(node))
+
+
+def contract(form: str, x: Array, weight: Array) -> Array:
+    """An einsum with exact products and sums in f32."""
+    if x.dtype != weight.dtype:
+        x, weight = wide(x), wide(weight)
+    exact = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    return jnp.einsum(form, x, weight, precision=exact, preferred_element_type=jnp.float32)
+
+
+def _tail(items: tuple[Node | Repeat, ...]) -> int:
+    """Where the last rows are enough: behind the last item that changes a state."""
+    changing = [
+        n for n, item in enumerate(items) if isinstance(item, Repeat) or item.states
+    ]
+    return changing[-1] + 1 if changing else 0
+

@@ -1,0 +1,231 @@
+"""What prefill computes in another order than the reference meaning, over many rows of a sequence.
+
+Shapes: L sequences (lanes) of T consecutive rows. Padding rows (see `Graph.inputs`) stand last.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array
+from jax import lax
+
+from mkc.ir.reference_ops import wide
+
+AXIS = "tp"  # mesh axis
+# Rows per step of the chunked delta rule. Its triangular systems are as large; at 64, as in public
+# implementations, they fill half a matrix unit and the number of steps is still small.
+DELTA_CHUNK = 64
+ATTENTION_TILE = 512  # positions per step: scores are [lanes, heads, T, 512] whatever the context
+# A masked score and the first running maximum: finite, so that no difference is NaN, and so low that
+# its exponential against any real score is zero.
+MASKED = -1e30
+HIGHEST = lax.Precision.HIGHEST
+
+
+def chunked_delta_rule(
+    q: Array, k: Array, v: Array, beta: Array, decay: Array, valid: Array, memory: Array
+) -> tuple[Array, Array]:
+    """The delta rule (see `mkc.ir.ops.DeltaRule`) over T rows, chunk by chunk, in f32.
+
+    With d the running sum of log decays in a chunk and D[i, j] = exp(d_i - d_j) for j <= i, the
+    corrections v' of all rows solve one unit lower triangular system, (I + tril(beta k k^T D, -1))
+    v' = beta (v - e^d k S). Then o = e^d q S + (q k^T D) v' and S <- e^d_last S + (e^(d_last - d)
+    k)^T v'.
+
+    Args:
+      q, k: [L, T, key heads, dk].
+      v: [L, T, value heads, dv].
+      beta, decay: [L, T, value heads].
+      valid: bool [L, T]; rows without it change nothing.
+      memory: f32 [L, value heads, dk, dv].
+
+    Returns:
+      o f32 like v, and the new memory.
+    """
+    rows = q.shape[1]
+    chunk = max(size for size in range(1, min(DELTA_CHUNK, rows) + 1) if rows % size == 0)
+    counts = valid[..., None]
+    q, k, v = (jnp.where(counts[..., None], wide(one), 0.0) for one in (q, k, v))
+    beta, decay = (jnp.where(counts, wide(one), 0.0) for one in (beta, decay))
+
+    def pieces(x: Array) -> Array:
+        """[L, T, heads, ...] -> [T / chunk, L, heads, chunk, ...]."""
+        split = x.reshape(x.shape[0], rows // chunk, chunk, *x.shape[2:])
+        return jnp.moveaxis(jnp.moveaxis(split, 1, 0), 3, 2)
+
+    def step(memory: Array, piece: tuple[Array, ...]) -> tuple[Array, Array]:
+        return _delta_chunk(*piece, memory)
+
+    changed, out = lax.scan(step, memory, tuple(pieces(one) for one in (q, k, v, beta, decay)))
+    out = jnp.moveaxis(jnp.moveaxis(out, 2, 3), 0, 1).reshape(v.shape)
+    # A sum with zero may change the sign of a zero; nothing must change where no row counts.
+    return out, jnp.where(jnp.any(valid, axis=1)[:, None, None, None], changed, memory)
+
+
+def _delta_chunk(
+    q: Array, k: Array, v: Array, beta: Array, decay: Array, memory: Array
+) -> tuple[Array, Array]:
+    """One chunk of C rows; q, k, v [L, heads, C, dim], beta and decay [L, value heads, C]."""
+    group = v.shape[1] // q.shape[1]
+    chunk = q.shape[2]
+    total = jnp.cumsum(decay, axis=-1)
+    row, column = jnp.arange(chunk)[:, None], jnp.arange(chunk)[None, :]
+    difference = total[..., :, None] - total[..., None, :]
+    # Masked before the exponential, which overflows for rows still to come.
+    kept = jnp.where(row >= column, jnp.exp(jnp.where(row >= column, difference, 0.0)), 0.0)
+
+    def product(a: Array, b: Array) -> Array:
+        return jnp.matmul(a, b, precision=HIGHEST)
+
+    def per_value_head(x: Array) -> Array:
+        return jnp.repeat(x, group, axis=1)
+
+    keys, queries = per_value_head(k), per_value_head(q)
+    likeness = per_value_head(product(k, jnp.swapaxes(k, -1, -2)))
+    system = jnp.where(row > column, beta[..., None] * likeness * kept, 0.0)
+    factor = jnp.exp(total)[..., None]
+    wanted = beta[..., None] * (v - product(keys * factor, memory))
+    correction = lax.linalg.triangular_solve(
+        system, wanted, left_side=True, lower=True, unit_diagonal=True
+    )
+    attention = per_value_head(product(q, jnp.swapaxes(k, -1, -2))) * kept
+    out = product(queries * factor, memory) + product(attention, correction)
+    left = jnp.exp(total[..., -1:] - total)[..., None]
+    added = product(jnp.swapaxes(keys * left, -1, -2), correction)
+    return memory * jnp.exp(total[..., -1])[..., None, None] + added, out
+
+
+def append_rows(
+    cache: Array, new: Array, layer: Array, slots: Array, starts: Array, counts: Array
+) -> Array:
+    """Writes the first `counts` rows of every lane at its `starts`, in place.
+
+    Args:
+      cache: [layers, batch, context, width].
+      new: [L, T, width].
+      slots: sequence of each lane, i32 [L], as are starts and counts.
+    """
+    lanes, rows, width = new.shape
+    context = cache.shape[2]
+    assert rows <= context, f"{rows} rows for a cache of {context} positions"
+    for lane in range(lanes):
+        # A block of fixed size must lie in the cache; near its end the new rows come later in it.
+        first = jnp.minimum(starts[lane], context - rows)
+        source = jnp.arange(rows) - (starts[lane] - first)
+        mine = (source >= 0) & (source < counts[lane])
+        place = (layer, slots[lane], first, 0)
+        old = lax.dynamic_slice(cache, place, (1, 1, rows, width))
+        moved = new[lane][jnp.clip(source, 0, rows - 1)].astype(cache.dtype)
+        cache = lax.dynamic_update_slice(cache, jnp.where(mine[:, None], moved, old), place)
+    return cache
+
+
+def attend(
+    q: Array,
+    keys: Array,
+    values: Array,
+    layer: Array,
+    slots: Array,
+    positions: Array,
+    kv_heads: int,
+    scale: float,
+) -> Array:
+    """Causal attention over a cache, tile by tile up to the last position.
+
+    Exponentials are rounded to the cache's dtype for the product with the values, as in the kernel.
+
+    Args:
+      q: [L, T, heads, dim].
+      keys, values: [layers, batch, context, kv heads * dim], rows of this step included.
+      positions: i32 [L, T], negative for padding.
+
+    Returns:
+      f32 like q.
+    """
+    lanes, rows, heads, dim = q.shape
+    context, width = keys.shape[2:]
+    tile = min(ATTENTION_TILE, context)
+    last = jnp.max(positions, axis=1)  # [L]; rows behind it hold anything, also NaN
+    queries = q.reshape(lanes, rows, kv_heads, heads // kv_heads, dim).astype(keys.dtype)
+    seen_until = jnp.maximum(positions, 0)[:, None, None, :, None]
+
+    def fetch(cache: Array, first: Array) -> Array:
+        parts = [
+            lax.dynamic_slice(cache, (layer, slots[lane], first, 0), (1, 1, tile, width))
+            for lane in range(lanes)
+        ]
+        return jnp.concatenate(parts, axis=1).reshape(lanes, tile, kv_heads, dim)
+
+    def one_tile(
+        number: Array, carry: tuple[Array, Array, Array]
+    ) -> tuple[Array, Array, Array]:
+        maximum, total, mixed = carry
+        # The last tile of a context that is no multiple of tiles overlaps the one before.
+        first = jnp.minimum(number * tile, context - tile)
+        column = first + jnp.arange(tile)
+        scores = jnp.einsum(
+            "ltgqd,lcgd->lgqtc", queries, fetch(keys, first), preferred_element_type=jnp.float32
+        )
+        visible = (column <= seen_until) & (column >= number * tile)
+        scores = jnp.where(visible, scores * scale, MASKED)
+        new_maximum = jnp.maximum(maximum, jnp.max(scores, axis=-1, keepdims=True))
+        weights = jnp.where(visible, jnp.exp(scores - new_maximum), 0.0)
+        correction = jnp.exp(maximum - new_maximum)
+        written = (column <= jnp.maximum(last, 0)[:, None])[:, :, None, None]
+        value = jnp.where(written, fetch(values, first), 0)
+        added = jnp.einsum(
+            "lgqtc,lcgd->lgqtd",
+            weights.astype(value.dtype),
+            value,
+            preferred_element_type=jnp.float32,
+        )
+        return (
+            new_maximum,
+            total * correction + jnp.sum(weights, axis=-1, keepdims=True),
+            mixed * correction + added,
+        )
+
+    shape = (lanes, kv_heads, heads // kv_heads, rows)
+    empty = (
+        jnp.full((*shape, 1), MASKED, jnp.float32),
+        jnp.zeros((*shape, 1), jnp.float32),
+        jnp.zeros((*shape, dim), jnp.float32),
+    )
+    tiles = jnp.max(jnp.maximum(last, 0)) // tile + 1
+    _, total, mixed = lax.fori_loop(0, tiles, one_tile, empty)
+    # [L, kv heads, group, T, dim] -> [L, T, heads, dim]
+    return jnp.moveaxis(mixed / total, 3, 1).reshape(lanes, rows, heads, dim)
+
+
+def sum_over_ranks(partial: Array, ranks: int, dtype: jnp.dtype) -> Array:
+    """Sum of f32 [rows, n] over the ranks in rank order, rounded once; the same bits everywhere.
+
+    Every rank sums its share of the columns and passes the rounded sums on, which moves a fifth of
+    what passing all partial sums to all ranks does.
+    """
+    columns = partial.shape[1]
+    if columns % ranks:
+        parts = lax.all_gather(partial, AXIS)
+        return _in_order(parts).astype(dtype)
+    shares = partial.reshape(partial.shape[0], ranks, columns // ranks)
+    mine = lax.all_to_all(shares, AXIS, split_axis=1, concat_axis=0, tiled=False)
+    return lax.all_gather(_in_order(mine).astype(dtype), AXIS, axis=1, tiled=True)
+
+
+def _in_order(parts: Array) -> Array:
+    """Sum over the first axis, first to last."""
+    total = parts[0]
+    for rank in range(1, parts.shape[0]):
+        total = total + parts[rank]
+    return total
+
+
+def argmax_over_ranks(x: Array) -> Array:
+    """Index of the largest of all ranks' columns, the lowest on ties: [rows, n] -> i32 [rows]."""
+    best = jnp.argmax(x, axis=-1)
+    largest = lax.all_gather(jnp.max(x, axis=-1), AXIS)  # [ranks, rows]
+    index = lax.all_gather(best + lax.axis_index(AXIS) * x.shape[1], AXIS)
+    rank = jnp.argmax(largest, axis=0)
+    return jnp.take_along_axis(index, rank[None], axis=0)[0].astype(jnp.int32)
+
+
