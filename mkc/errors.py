@@ -11,6 +11,7 @@ anything that is not an `MkcError` is a fault of mkc itself. Codes are never giv
     E30x  checkpoints
     E31x  packed weights
     E32x  tokenizers, chat templates, stop strings
+    E33x  generation
 """
 
 from __future__ import annotations
@@ -508,8 +509,9 @@ class CheckpointMismatchError(MkcError):
     def __init__(self, *, name: Place, model: str, differences: Sequence[str]) -> None:
         lines = "".join(f"\n  {one}" for one in differences)
         super().__init__(
-            f"checkpoint {name} does not fit model '{model}': {len(differences)} differences. Use "
-            f"the config.json that came with the checkpoint, or a checkpoint of the model:{lines}"
+            f"checkpoint {name} does not fit model '{model}'; all differences ({len(differences)}) "
+            f"are below. Use the config.json that came with the checkpoint, or a checkpoint of the "
+            f"model.{lines}"
         )
 
 
@@ -657,6 +659,85 @@ class StopStringError(MkcError):
             f"stop strings {list(strings)!r}: one of them is empty; expected at least one "
             f"character in each, since every text ends with nothing. Remove the empty one."
         )
+
+
+# Generation.
+
+
+class PromptLengthError(MkcError):
+    """A prompt, or what was asked for beyond it, that the context does not hold."""
+
+    code: ClassVar[str] = "E330"
+
+    def __init__(self, *, prompt: int, context: int, max_tokens: int | None = None) -> None:
+        self.prompt = prompt
+        self.context = context
+        wanted = f" and {max_tokens} tokens to generate" if max_tokens is not None else ""
+        change = "Ask for fewer tokens" if max_tokens is not None else "Shorten the prompt"
+        super().__init__(
+            f"the prompt has {prompt} tokens{wanted}, the context {context} positions; expected a "
+            f"prompt of at most {context - 1} tokens and everything together to fit the context. "
+            f"{change}, or compile for a larger --context."
+        )
+
+
+class PromptTokenError(MkcError):
+    """A prompt without tokens, or with one that the model does not have."""
+
+    code: ClassVar[str] = "E331"
+
+    def __init__(self, *, problem: str, vocab: int) -> None:
+        super().__init__(
+            f"the prompt {problem}; expected at least one token id, all from 0 to {vocab - 1}. "
+            f"Use the tokenizer that came with the checkpoint."
+        )
+
+
+class GenerationOptionError(MkcError):
+    """An option of a request that is out of its range."""
+
+    code: ClassVar[str] = "E332"
+
+    def __init__(self, *, option: str, got: object, expected: str) -> None:
+        self.option = option
+        super().__init__(
+            f"generation option '{option}' is {got!r}; expected {expected}. "
+            f"Correct the value, or leave the option out."
+        )
+
+
+class NoTokenAllowedError(MkcError):
+    """Allowed tokens, biases and stop rules together leave nothing to choose."""
+
+    code: ClassVar[str] = "E333"
+
+    def __init__(self, *, position: int) -> None:
+        super().__init__(
+            f"at position {position} no token is allowed; expected at least one that neither the "
+            f"mask of allowed tokens nor a logit bias of minus infinity removes. "
+            f"Allow more tokens, or let the generation end before."
+        )
+
+
+class NotFiniteLogitsError(MkcError):
+    """The model's logits are not numbers."""
+
+    code: ClassVar[str] = "E334"
+
+    def __init__(self, *, position: int) -> None:
+        super().__init__(
+            f"at position {position} the model's logits are not numbers (NaN); expected finite "
+            f"ones. Look for damaged weights: mkc pack names tensors with a NaN or an infinity."
+        )
+
+
+class BackendError(MkcError):
+    """A backend that this machine cannot run."""
+
+    code: ClassVar[str] = "E335"
+
+    def __init__(self, *, backend: str, problem: str, hint: str) -> None:
+        super().__init__(f"backend '{backend}': {problem}. {_sentence(hint)}")
 
 
 def _at(location: Place | None) -> str:

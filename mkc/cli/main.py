@@ -11,6 +11,7 @@ import typer
 from mkc.cli.compile import compile_command
 from mkc.cli.listing import models_command
 from mkc.cli.listing import targets_command
+from mkc.cli.pack import pack_command
 from mkc.errors import MkcError
 
 DISTRIBUTION = "mkc-tpu"
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 app.command(name="compile")(compile_command)
 app.command(name="models")(models_command)
+app.command(name="pack")(pack_command)
 app.command(name="targets")(targets_command)
 
 

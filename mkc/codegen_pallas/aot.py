@@ -114,7 +114,7 @@ def _run(request: _Request, folder: Path, timeout_seconds: float) -> AotResult:
     try:
         child = subprocess.run(
             [sys.executable, "-m", "mkc.codegen_pallas.aot", str(request_path)],
-            env=_environment(request.dump_path),
+            env=child_environment(request.dump_path),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -134,7 +134,7 @@ def _run(request: _Request, folder: Path, timeout_seconds: float) -> AotResult:
     )
 
 
-def _environment(dump_path: str) -> dict[str, str]:
+def child_environment(dump_path: str) -> dict[str, str]:
     """The child's environment: no accelerator, no cloud metadata, machine code as text."""
     environment = dict(os.environ)
     environment.pop("XLA_FLAGS", None)  # tests set virtual devices and precision for the CPU there

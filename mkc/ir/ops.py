@@ -176,7 +176,8 @@ class Attention(Op):
     states KV_CACHE key, value [context, kv heads, d] -> [rows, heads, d] in q's dtype.
 
     Writes k and v at each row's position, then attends to positions 0 .. position, those of the
-    sequence's earlier rows included. Scores, scaling and softmax in f32. Query head h reads key head h * kv_heads // heads.
+    sequence's earlier rows included. Scores, scaling and softmax in f32. Query head h reads key
+    head h * kv_heads // heads.
     """
 
     mnemonic: ClassVar[str] = "attention"

@@ -119,6 +119,22 @@ def compile_step(
     return step
 
 
+def step_outputs(
+    graph: Graph,
+    weights: Mapping[str, Array],
+    inputs: Mapping[str, Array],
+    states: Mapping[str, Array],
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Outputs and new states of one step, for functions that are compiled around it.
+
+    Args:
+      weights: as `stack_params` gives them.
+      inputs: `tokens` and `positions`, i32 [rows].
+    """
+    outputs, new_states, _ = _run(graph, dict(weights), dict(inputs), dict(states), "reference", ())
+    return outputs, new_states
+
+
 def evaluate(
     graph: Graph,
     *,

@@ -1,8 +1,8 @@
 """Reference meaning of every op in `jax.numpy`.
 
 A function takes `(op, operands, states, context)` and returns `(results, new states)`, both tuples.
-State arrays are [batch, ...]; row s * T + t is token t of sequence s, T rows per sequence. A padding
-row (see `Graph.inputs`) leaves every state as it is, bit for bit; its results mean nothing.
+State arrays are [batch, ...]; row s * T + t is token t of sequence s, T rows per sequence. A
+padding row (see `Graph.inputs`) leaves every state as it is, bit for bit; its results mean nothing.
 """
 
 from __future__ import annotations

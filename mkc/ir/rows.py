@@ -1,7 +1,8 @@
 """The same graph for another number of token rows.
 
-Nothing but the types of values depends on the rows: ops, names, parameters and states stay, so that
-what was planned for one graph (where each weight lies, how a state is laid out) holds for the other.
+Nothing but the types of values depends on the rows: ops, names, parameters and states stay, so
+that what was planned for one graph (where each weight lies, how a state is laid out) holds for the
+other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Element types that the kernel computes with; the graph IR can say more than the matrix unit can do.
+"""Element types that the kernel computes with; a graph can say more than the matrix unit can do.
 
 A matrix product takes bf16 on both sides. Rounding an f32 operand silently would not be what the
 graph says, so the author has to say it.

@@ -62,8 +62,8 @@ def like_first(op: ops.Op, operands: Operands, context: ShardContext) -> Rule:
 
 def within_last_axis(op: ops.Op, operands: Operands, context: ShardContext) -> Rule:
     """As `like_first`, for ops that mix the last axis, which must be whole."""
-    x = known(operands[0])
-    assert x.axis != context.types[0].rank - 1, f"{op.mnemonic} over a divided axis"
+    if known(operands[0]).axis == context.types[0].rank - 1:
+        operands = (REPLICATED, *operands[1:])
     return like_first(op, operands, context)
 
 

@@ -17,12 +17,6 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.errors import LocalEntryNotFoundError
-from huggingface_hub.errors import RepositoryNotFoundError
-from huggingface_hub.errors import RevisionNotFoundError
 
 from mkc.errors import CheckpointError
 from mkc.errors import CheckpointMismatchError
@@ -40,8 +34,6 @@ from mkc.runtime.shards import Array
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-# What is fetched from the hub: weights, configs, and every form of tokenizer and chat template.
-FETCHED = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt")
 # Stored types that a declared one may be read from. bf16 to f32 is exact, f32 to bf16 rounds to
 # nearest even, as the reference implementations do when they load a checkpoint in bf16.
 READABLE = {DType.BF16: ("BF16", "F32"), DType.F32: ("F32", "BF16"), DType.I32: ("I32",)}
@@ -98,6 +90,9 @@ class Checkpoint:
         folder = Path(name)
         commit = ""
         if not folder.is_dir():
+            # Here, because it is slow to import and a folder of the user needs nothing of it.
+            from mkc.runtime.hub import fetch
+
             folder = fetch(str(name), revision)
             commit = folder.name
         elif revision is not None:
@@ -212,42 +207,6 @@ class Checkpoint:
             if self._open.setdefault(path, descriptor) != descriptor:
                 os.close(descriptor)  # another thread was faster
         return self._open[path]
-
-
-def fetch(name: str, revision: str | None) -> Path:
-    """The snapshot folder of a hub checkpoint, downloaded where needed and allowed.
-
-    Raises:
-      CheckpointError: there is no such checkpoint, or it is not in the cache while offline.
-    """
-    try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=list(FETCHED)))
-    except HFValidationError as error:
-        raise CheckpointError(
-            name=name,
-            problem="is neither a folder nor a name of the Hugging Face hub",
-            hint="Name a checkpoint folder, or a checkpoint as OWNER/NAME",
-        ) from error
-    except RevisionNotFoundError as error:
-        raise CheckpointError(
-            name=name,
-            problem=f"has no revision '{revision}'",
-            hint="Name a branch, a tag or a whole commit hash of it",
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise CheckpointError(
-            name=name,
-            problem="the Hugging Face hub has none of this name, or it is private",
-            hint="Correct the name; for a private one set HF_TOKEN",
-        ) from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        at = f" at revision '{revision}'" if revision else ""
-        raise CheckpointError(
-            name=name,
-            problem=f"is no folder, is not in the hub's cache{at}, and cannot be downloaded "
-            f"(offline, or the hub did not answer)",
-            hint="Correct the path, download it where there is a network, or unset HF_HUB_OFFLINE",
-        ) from error
 
 
 def _read_headers(name: str, folder: Path) -> tuple[dict[str, StoredTensor], tuple[Header, ...]]:

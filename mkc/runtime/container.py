@@ -12,6 +12,7 @@ import os
 import shutil
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -56,6 +57,7 @@ type Progress = Callable[[int], None]  # called with the bytes that were just fi
 
 MOST_WORKERS = 4  # more threads wait for each other's memory and disk
 PIECES_AHEAD = 4  # pieces whose blocks are queued, so that small pieces keep all workers busy
+FLUSHED_BYTES = 128 << 20  # written before the disk is asked to begin with them
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -101,6 +103,7 @@ def pack(
     if (folder / MANIFEST).exists():
         manifest = read_manifest(folder)
         refuse_difference(folder, manifest, identity)
+        (folder / JOURNAL).unlink(missing_ok=True)  # of a packing killed at the very end
         return PackResult(
             bytes=layout.bytes,
             continued_bytes=layout.bytes,
@@ -122,7 +125,7 @@ def pack(
             records = [journal.records[number] for number in range(len(layout.pieces))]
             document = manifest_document(lowered, checkpoint, layout, records)
             write_manifest(folder, document)
-            (folder / JOURNAL).unlink()
+            (folder / JOURNAL).unlink()  # what a kill before this leaves is finished
     return PackResult(
         bytes=layout.bytes,
         continued_bytes=continued,
@@ -195,9 +198,9 @@ class _Packing:
             files = {one.name: stack.enter_context(self._open(one)) for one in self.layout.files}
             self._drop_damaged(files)
             continued = sum(self._size(self.layout.pieces[one]) for one in self.journal.records)
-            self._write_missing(files)
-            for descriptor in files.values():
-                os.fsync(descriptor)
+            with ThreadPoolExecutor(1, thread_name_prefix="mkc-flush") as flusher:
+                self._write_missing(files, flusher)
+                flush(files.values())
         sync_folder(self.folder)
         return continued
 
@@ -207,7 +210,7 @@ class _Packing:
         descriptor = os.open(self.folder / file.name, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             os.ftruncate(descriptor, file.bytes)
-            write_at(descriptor, [np.frombuffer(file.header, np.uint8)], 0)
+            write_at(descriptor, np.frombuffer(file.header, np.uint8), 0)
             yield descriptor
         finally:
             os.close(descriptor)
@@ -229,8 +232,13 @@ class _Packing:
     def _size(self, piece: PackPiece) -> int:
         return piece.bytes * len(self.layout.files_of(piece))
 
-    def _write_missing(self, files: Mapping[str, int]) -> None:
-        """Writes pieces in order; several are in work, and are recorded in order."""
+    def _write_missing(self, files: Mapping[str, int], flusher: ThreadPoolExecutor) -> None:
+        """Writes pieces in order; several are in work, and are recorded in order.
+
+        Meanwhile what was written goes to the disk, which would otherwise wait for the end.
+        """
+        flushed = flusher.submit(flush, ())
+        written = 0
         missing = [n for n in range(len(self.layout.pieces)) if n not in self.journal.records]
         pool = ThreadPoolExecutor(self.workers, thread_name_prefix="mkc-pack")
         queued: deque[tuple[int, list[Future[_Block]]]] = deque()
@@ -241,10 +249,16 @@ class _Packing:
                 queued.append(
                     (number, [pool.submit(self._write_block, files, piece, b) for b in blocks])
                 )
+                written += self._size(piece)
                 if len(queued) > PIECES_AHEAD:
                     self._finish(*queued.popleft())
+                if written > FLUSHED_BYTES and flushed.done():
+                    flushed.result()
+                    flushed = flusher.submit(flush, files.values())
+                    written = 0
             while queued:
                 self._finish(*queued.popleft())
+            flushed.result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
@@ -258,19 +272,20 @@ class _Packing:
     def _write_block(self, files: Mapping[str, int], piece: PackPiece, block: int) -> _Block:
         """Writes one block of all files that have it."""
         places = self.layout.files_of(piece)
-        checksums = [0] * len(places)
+        first = block * piece.block_bytes
+        starts = [one.tensors[piece.operand].start + piece.start + first for one in places]
+        checksums, written = [0] * len(places), [0] * len(places)
         not_finite: set[str] = set()
-        offset = piece.start + block * piece.block_bytes
         for content in self.reader.contents(piece, block, not_finite):
-            checksum = 0
-            for chunk in content.chunks:
-                checksum = crc32(chunk, checksum)
+            # Ranks that share a content have shared all of the block so far.
+            checksum = crc32(content.array, checksums[content.ranks[0]])
             for rank in content.ranks:
-                place = places[rank]
-                start = place.tensors[piece.operand].start + offset
-                write_at(files[place.name], content.chunks, start)
+                write_at(files[places[rank].name], content.array, starts[rank] + written[rank])
+                written[rank] += content.array.nbytes
                 checksums[rank] = checksum
-                self.progress(sum(chunk.nbytes for chunk in content.chunks))
+        size = min(piece.block_bytes, piece.bytes - first)
+        assert set(written) == {size}, f"{piece.label}, block {block}: {written} of {size} bytes"
+        self.progress(sum(written))
         return _Block(checksums=tuple(checksums), not_finite=frozenset(not_finite))
 
 
@@ -282,14 +297,19 @@ class _Block:
     not_finite: frozenset[str]
 
 
-def write_at(descriptor: int, chunks: Sequence[Array], offset: int) -> None:
-    """Writes contiguous arrays one after the other."""
-    for chunk in chunks:
-        view = memoryview(chunk.reshape(-1).view(np.uint8))
-        while len(view):
-            count = os.pwrite(descriptor, view, offset)
-            view = view[count:]
-            offset += count
+def flush(descriptors: Collection[int]) -> None:
+    """What was written to the files is on the disk."""
+    for descriptor in descriptors:
+        os.fsync(descriptor)
+
+
+def write_at(descriptor: int, array: Array, offset: int) -> None:
+    """Writes a contiguous array."""
+    view = memoryview(array.reshape(-1).view(np.uint8))
+    while len(view):
+        count = os.pwrite(descriptor, view, offset)
+        view = view[count:]
+        offset += count
 
 
 def piece_checksum(descriptor: int, tensor_start: int, piece: PackPiece) -> int:

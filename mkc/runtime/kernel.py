@@ -51,10 +51,12 @@ class LaunchResult:
     """Attributes:
     tokens: i32 [rounds, batch], what every round emitted.
     rounds: how many ran; fewer than asked for when every sequence stopped.
+    logits: f32 [batch, vocab] of the last round, None when they were not asked for.
     """
 
     tokens: Array
     rounds: int
+    logits: Array | None = None
 
 
 @dataclass(kw_only=True)
@@ -139,7 +141,13 @@ class KernelSession:
         return StepResult(next_token=np.asarray(results[0]), logits=logits)
 
     def launch(
-        self, tokens: Array, positions: Array, *, rounds: int, stop_ids: Sequence[int] = ()
+        self,
+        tokens: Array,
+        positions: Array,
+        *,
+        rounds: int,
+        stop_ids: Sequence[int] = (),
+        with_logits: bool = False,
     ) -> LaunchResult:
         """Runs up to `rounds` steps in one launch of a kernel made for several.
 
@@ -147,6 +155,7 @@ class KernelSession:
           tokens, positions: i32 [batch], of the first step.
           rounds: 1 to the program's `rounds_per_launch`.
           stop_ids: at most `STOP_IDS` token ids that end a sequence.
+          with_logits: also fetch the logits of the last round; the kernel must return them.
         """
         assert 1 <= rounds <= self.program.rounds_per_launch, f"{rounds} rounds in one launch"
         assert len(stop_ids) <= STOP_IDS, f"{len(stop_ids)} stop ids, at most {STOP_IDS}"
@@ -164,7 +173,9 @@ class KernelSession:
         self._keep(rest)
         ran = int(np.asarray(count)[0])
         shape = (self.program.rounds_per_launch, self.program.batch)
-        return LaunchResult(tokens=np.asarray(emitted).reshape(shape)[:ran], rounds=ran)
+        tokens = np.asarray(emitted).reshape(shape)[:ran]
+        logits = self._logits(rest[0]) if with_logits else None
+        return LaunchResult(tokens=tokens, rounds=ran, logits=logits)
 
     def _arguments(self) -> list[jax.Array]:
         return [self.operands[operand.name] for operand in self.program.operands]

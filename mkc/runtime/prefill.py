@@ -1,8 +1,9 @@
 """Prefill: prompts of any length through a few compiled programs, over the operands of the kernel.
 
-A program takes a block of consecutive tokens for a few sequences (its lanes), reads weights from the
-kernel's operands (there is no second copy of them) and changes the states in the kernel's layout, in
-place. The kernel goes on from there, and a block may follow whatever either of them left behind.
+A program takes a block of consecutive tokens for a few sequences (its lanes), reads weights from
+the kernel's operands (there is no second copy of them) and changes the states in the kernel's
+layout, in place. The kernel goes on from there, and a block may follow whatever either of them left
+behind.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ type Operands = dict[str, jax.Array]  # of a kernel, by name
 BLOCK_ROWS = (16, 64, 256)
 LONG_BLOCK_ROWS = 1024
 LONG_CONTEXT = 8192  # from which prompts of several long blocks are common
+# Arguments come in memory tiles of 8 rows. Left alone, the compiler wants tiles of 16 rows for bf16
+# inside and begins with a copy of the whole tape.
+TPU_OPTIONS = {"xla_tpu_control_large_2nd_minor_layout_for_x16": "0"}
 SCALARS = ("tokens", "slots", "starts", "counts")
 WEIGHT_ROLES = ("tape", "table", "page", "narrow")
 
@@ -105,6 +109,10 @@ class PrefillProgram:
     def states(self) -> tuple[Operand, ...]:
         return tuple(one for one in self.lowered.program.operands if one.updated)
 
+    @property
+    def on_tpu(self) -> bool:
+        return bool(self.mesh.devices.flat[0].platform == "tpu")
+
     @cached_property
     def function(self) -> jax.stages.Wrapped:
         """(tokens, slots, starts, counts, weights, states) -> (next token, logits, states).
@@ -121,8 +129,8 @@ class PrefillProgram:
             out_specs=(whole, self._logits_partition, states),
             check_vma=False,
         )
-        donated = len(SCALARS) + 1
-        return jax.jit(body, donate_argnums=donated, compiler_options=COMPILER_OPTIONS)
+        options = COMPILER_OPTIONS | (TPU_OPTIONS if self.on_tpu else {})
+        return jax.jit(body, donate_argnums=len(SCALARS) + 1, compiler_options=options)
 
     @cached_property
     def _logits_partition(self) -> PartitionSpec:
@@ -139,6 +147,18 @@ class PrefillProgram:
             for graph in (full, local)
         ]
         return PartitionSpec() if widths[0] == widths[1] else PartitionSpec(None, AXIS)
+
+    @cached_property
+    def compiled(self) -> jax.stages.Compiled:
+        """The function, compiled; from the compilation cache on disk where there is one."""
+        return self.function.lower(*self.abstract_arguments()).compile()
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Memory of one device that a call needs besides weights and states."""
+        memory = self.compiled.memory_analysis()
+        assert memory is not None, "the compiler does not tell what memory the program needs"
+        return memory.temp_size_in_bytes
 
     def abstract_arguments(self) -> tuple[Any, ...]:
         """Shapes, dtypes and shardings of the function's arguments."""
@@ -186,10 +206,9 @@ class PrefillProgram:
         block = np.zeros((self.lanes, self.rows), np.int32)
         for lane, one in enumerate(tokens):
             block[lane, : len(one)] = one
-        arguments = [block.reshape(-1), *(np.asarray(one, np.int32) for one in (slots, starts))]
-        next_token, logits, states = self.function(
-            *arguments,
-            np.asarray(counts, np.int32),
+        next_token, logits, states = self.compiled(
+            block.reshape(-1),
+            *(np.asarray(one, np.int32) for one in (slots, starts, counts)),
             tuple(operands[one.name] for one in self.weights),
             tuple(operands[one.name] for one in self.states),
         )
@@ -215,6 +234,7 @@ class PrefillProgram:
             states=self._access(),
             rows=Rows(slots=slots, starts=starts, counts=counts, positions=positions),
             all_rows=self.all_rows,
+            strided=self.on_tpu,
         )
         memory = dict(zip((one.name for one in self.states), states, strict=True))
         outputs = walk.run(index_weights(self.lowered.program), tokens, memory)

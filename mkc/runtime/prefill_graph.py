@@ -33,7 +33,9 @@ from mkc.runtime.prefill_ops import append_rows
 from mkc.runtime.prefill_ops import argmax_over_ranks
 from mkc.runtime.prefill_ops import attend
 from mkc.runtime.prefill_ops import chunked_delta_rule
+from mkc.runtime.prefill_ops import contract
 from mkc.runtime.prefill_ops import sum_over_ranks
+from mkc.runtime.prefill_ops import tape_product
 from mkc.runtime.prefill_state import Memory
 from mkc.runtime.prefill_state import StateAccess
 from mkc.runtime.tape_index import BlockIndex
@@ -43,6 +45,8 @@ from mkc.schedule.program import VECTOR_LANES
 from mkc.schedule.program import MatmulPhase
 
 type Environment = dict[str, Array]
+
+FEWEST_CHANNELS = 128  # half a matrix unit: below it a strided product is not worth its form
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +101,7 @@ class GraphWalk:
       weights: weight operands of one rank by name.
       states: access to each state by key.
       all_rows: what comes after the last state is computed for every row, not the last ones only.
+      strided: projections take the form that suits the TPU compiler, see `tape_product`.
     """
 
     graph: Graph
@@ -105,6 +110,7 @@ class GraphWalk:
     states: Mapping[str, StateAccess]
     rows: Rows
     all_rows: bool
+    strided: bool
 
     def __post_init__(self) -> None:
         self.types = value_types(self.graph)
@@ -113,7 +119,10 @@ class GraphWalk:
     def run(self, index: BlockIndex, tokens: Array, memory: Memory) -> Environment:
         """Outputs by name; tokens i32 [L * T]."""
         values: Environment = {"tokens": tokens, "positions": self.rows.positions.reshape(-1)}
-        scope = _Scope(index=index, instance=jnp.int32(0), values=values)
+        # Zero, but only at run time: a slice at a known row loses its place beside the product and
+        # becomes a copy, of the whole LM head.
+        first = jnp.minimum(self.rows.counts[0], 0)
+        scope = _Scope(index=index, instance=first, values=values)
         items = self.graph.body.items
         tail = len(items) if self.all_rows else _tail(items)
         self.items(items[:tail], scope, memory)
@@ -143,9 +152,7 @@ class GraphWalk:
                     assert array.shape == result.type.shape, f"%{result.name} is {array.shape}"
                     scope.values[result.name] = array
 
-    def region(
-        self, region: Repeat, index: BlockIndex, outer: _Scope, memory: Memory
-    ) -> None:
+    def region(self, region: Repeat, index: BlockIndex, outer: _Scope, memory: Memory) -> None:
         """Runs a repeat region as a scan that carries the states it changes."""
         keys = [key for node in region.body.nodes() for key in node.states]
         arrays = list(dict.fromkeys(self.states[key].array for key in keys))
@@ -248,18 +255,22 @@ class GraphWalk:
         operand = self.weights[use.array]
         K = use.phase.K
         if isinstance(use.phase, MatmulPhase):
-            row = jnp.asarray(use.rows, jnp.int32)[instance]
-            matrix = lax.dynamic_slice(operand, (row, 0), (use.phase.tape_rows, TAPE_LANES))
-            blocks = matrix.reshape(use.phase.blocks, K, TAPE_LANES)
-            return contract("rk,bkn->rbn", x, blocks).reshape(x.shape[0], -1)
+            return tape_product(
+                x,
+                operand,
+                first_row(use.rows, instance),
+                blocks=use.phase.blocks,
+                granule=use.granule,
+                strided=self.strided
+                and use.granule >= FEWEST_CHANNELS
+                and x.dtype == operand.dtype,
+            )
         item = lax.dynamic_index_in_dim(operand, instance, keepdims=False)
         blocks = item.reshape(K // TAPE_LANES, -1, TAPE_LANES)
         split = x.reshape(x.shape[0], K // TAPE_LANES, TAPE_LANES)
         return contract("rbk,bnk->rn", split, blocks)
 
-    def rotary_table(
-        self, op: ops.RotaryTable, node: Node, scope: _Scope
-    ) -> tuple[Array, ...]:
+    def rotary_table(self, op: ops.RotaryTable, node: Node, scope: _Scope) -> tuple[Array, ...]:
         """As defined, with the frequencies of the kernel instead of a power computed here."""
         frequencies = jnp.asarray(rotary_frequencies(op), jnp.float32)
         angle = wide(scope.values[node.operands[0]])[:, None] * frequencies
@@ -275,9 +286,7 @@ class GraphWalk:
         state.write(memory, scope.instance, self.rows.slots, new)
         return out.reshape(node.results[0].type.shape).astype(self.dtype(node))
 
-    def attention(
-        self, op: ops.Attention, node: Node, scope: _Scope, memory: Memory
-    ) -> Array:
+    def attention(self, op: ops.Attention, node: Node, scope: _Scope, memory: Memory) -> Array:
         lanes, rows = self.graph.batch, self.rows
         q, k, v = (by_sequence(scope.values[name], lanes) for name in node.operands[:3])
         kv_heads = k.shape[2]
@@ -294,18 +303,14 @@ class GraphWalk:
         return out.reshape(node.results[0].type.shape).astype(self.dtype(node))
 
 
-def contract(form: str, x: Array, weight: Array) -> Array:
-    """An einsum with exact products and sums in f32."""
-    if x.dtype != weight.dtype:
-        x, weight = wide(x), wide(weight)
-    exact = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    return jnp.einsum(form, x, weight, precision=exact, preferred_element_type=jnp.float32)
+def first_row(rows: tuple[int, ...], instance: Array) -> Array:
+    """`rows[instance]`; which one a single row is the compiler must not know, see `run`."""
+    if len(rows) == 1:
+        return rows[0] + instance
+    return jnp.asarray(rows, jnp.int32)[instance]
 
 
 def _tail(items: tuple[Node | Repeat, ...]) -> int:
     """Where the last rows are enough: behind the last item that changes a state."""
-    changing = [
-        n for n, item in enumerate(items) if isinstance(item, Repeat) or item.states
-    ]
+    changing = [n for n, item in enumerate(items) if isinstance(item, Repeat) or item.states]
     return changing[-1] + 1 if changing else 0
-

@@ -16,8 +16,8 @@ AXIS = "tp"  # mesh axis
 # implementations, they fill half a matrix unit and the number of steps is still small.
 DELTA_CHUNK = 64
 ATTENTION_TILE = 512  # positions per step: scores are [lanes, heads, T, 512] whatever the context
-# A masked score and the first running maximum: finite, so that no difference is NaN, and so low that
-# its exponential against any real score is zero.
+# A masked score and the first running maximum: finite, so that no difference is NaN, and so low
+# that its exponential against any real score is zero.
 MASKED = -1e30
 HIGHEST = lax.Precision.HIGHEST
 
@@ -53,10 +53,12 @@ def chunked_delta_rule(
         split = x.reshape(x.shape[0], rows // chunk, chunk, *x.shape[2:])
         return jnp.moveaxis(jnp.moveaxis(split, 1, 0), 3, 2)
 
-    def step(memory: Array, piece: tuple[Array, ...]) -> tuple[Array, Array]:
+    def step(memory: Array, piece: tuple[Array, Array, Array, Array, Array]) -> tuple[Array, Array]:
         return _delta_chunk(*piece, memory)
 
-    changed, out = lax.scan(step, memory, tuple(pieces(one) for one in (q, k, v, beta, decay)))
+    changed, out = lax.scan(
+        step, memory, (pieces(q), pieces(k), pieces(v), pieces(beta), pieces(decay))
+    )
     out = jnp.moveaxis(jnp.moveaxis(out, 2, 3), 0, 1).reshape(v.shape)
     # A sum with zero may change the sign of a zero; nothing must change where no row counts.
     return out, jnp.where(jnp.any(valid, axis=1)[:, None, None, None], changed, memory)
@@ -156,9 +158,7 @@ def attend(
         ]
         return jnp.concatenate(parts, axis=1).reshape(lanes, tile, kv_heads, dim)
 
-    def one_tile(
-        number: Array, carry: tuple[Array, Array, Array]
-    ) -> tuple[Array, Array, Array]:
+    def one_tile(number: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         maximum, total, mixed = carry
         # The last tile of a context that is no multiple of tiles overlaps the one before.
         first = jnp.minimum(number * tile, context - tile)
@@ -214,7 +214,7 @@ def sum_over_ranks(partial: Array, ranks: int, dtype: jnp.dtype) -> Array:
 
 def _in_order(parts: Array) -> Array:
     """Sum over the first axis, first to last."""
-    total = parts[0]
+    total: Array = parts[0]
     for rank in range(1, parts.shape[0]):
         total = total + parts[rank]
     return total
@@ -229,3 +229,47 @@ def argmax_over_ranks(x: Array) -> Array:
     return jnp.take_along_axis(index, rank[None], axis=0)[0].astype(jnp.int32)
 
 
+def tape_product(
+    x: Array, tape: Array, row: Array, *, blocks: int, granule: int, strided: bool
+) -> Array:
+    """x [rows, K] times the matrix of `blocks` column blocks at tape row `row`.
+
+    Args:
+      tape: [tape rows, lanes].
+      granule: divides `row`, K and the tape's rows.
+      strided: as a convolution of stride K / granule over the tape seen as [.., granule, lanes].
+        The TPU compiler reads the matrix where it lies then; the plain form makes it copy every
+        matrix first, since it cannot look through the change of shape behind the slice.
+
+    Returns:
+      f32 [rows, blocks * lanes].
+    """
+    rows, K = x.shape
+    lanes = tape.shape[1]
+    if not strided:
+        matrix = lax.dynamic_slice(tape, (row, 0), (blocks * K, lanes))
+        return contract("rk,bkn->rbn", x, matrix.reshape(blocks, K, lanes)).reshape(rows, -1)
+    pieces = K // granule
+    view = tape.reshape(-1, granule, lanes)
+    matrix = lax.dynamic_slice(view, (row // granule, 0, 0), (blocks * pieces, granule, lanes))
+    # The tape is the image: its pieces are positions, its rows channels, its lanes the batch; the
+    # rows of x are filters as long as one column block.
+    filters = x.reshape(rows, pieces, granule).transpose(1, 2, 0)
+    form = lax.ConvDimensionNumbers((2, 1, 0), (2, 1, 0), (2, 1, 0))
+    product = lax.conv_general_dilated(
+        matrix,
+        filters.astype(tape.dtype),
+        (pieces,),
+        "VALID",
+        dimension_numbers=form,
+        preferred_element_type=jnp.float32,
+    )
+    return jnp.moveaxis(product, 0, 1).reshape(rows, -1)
+
+
+def contract(form: str, x: Array, weight: Array) -> Array:
+    """An einsum with exact products and sums in f32."""
+    if x.dtype != weight.dtype:
+        x, weight = wide(x), wide(weight)
+    exact = HIGHEST if x.dtype == jnp.float32 else None
+    return jnp.einsum(form, x, weight, precision=exact, preferred_element_type=jnp.float32)

@@ -40,33 +40,29 @@ class StateAccess:
         return jnp.stack(parts)
 
     def _part(self, operand: Array, instance: Array, slot: Array) -> Array:
-        sizes = (1, *operand.shape[1:])
-        shape = self.state.type.shape
+        part = lax.dynamic_slice(operand, self._place(instance, slot), self._part_shape(operand))
+        return part.reshape(self.state.type.shape)
+
+    def _place(self, instance: Array, slot: Array) -> tuple[Array | int, ...]:
+        """Where the part of one sequence begins in the operand."""
+        if self.state.kind is StateKind.CONV:  # [instances, taps - 1, sequences, channels]
+            return (instance, 0, slot, 0)
+        if self.state.kind is StateKind.RECURRENT:  # [instances * sequences, ...]
+            return (instance * self.batch + slot, 0, 0)
+        return (instance, slot, 0, 0)  # [instances, sequences, context, width]
+
+    def _part_shape(self, operand: Array) -> tuple[int, ...]:
         if self.state.kind is StateKind.CONV:
             _, taps, _, channels = operand.shape
-            place = (instance, 0, slot, 0)
-            return lax.dynamic_slice(operand, place, (1, taps, 1, channels)).reshape(shape)
+            return (1, taps, 1, channels)
         if self.state.kind is StateKind.RECURRENT:
-            place = (instance * self.batch + slot, 0, 0)
-            return lax.dynamic_slice(operand, place, sizes).reshape(shape)
-        sizes = (1, 1, *operand.shape[2:])
-        return lax.dynamic_slice(operand, (instance, slot, 0, 0), sizes).reshape(shape)
+            return (1, *operand.shape[1:])
+        return (1, 1, *operand.shape[2:])
 
     def write(self, memory: Memory, instance: Array, slots: Array, new: Array) -> None:
         """Replaces what `read` gives; `memory` gets the changed operand."""
         operand = memory[self.array]
         for lane in range(len(slots)):
-            operand = self._replaced(operand, instance, slots[lane], new[lane])
+            part = new[lane].astype(operand.dtype).reshape(self._part_shape(operand))
+            operand = lax.dynamic_update_slice(operand, part, self._place(instance, slots[lane]))
         memory[self.array] = operand
-
-    def _replaced(self, operand: Array, instance: Array, slot: Array, new: Array) -> Array:
-        new = new.astype(operand.dtype)
-        if self.state.kind is StateKind.CONV:
-            _, taps, _, channels = operand.shape
-            part = new.reshape(1, taps, 1, channels)
-            return lax.dynamic_update_slice(operand, part, (instance, 0, slot, 0))
-        if self.state.kind is StateKind.RECURRENT:
-            part = new.reshape(1, *operand.shape[1:])
-            return lax.dynamic_update_slice(operand, part, (instance * self.batch + slot, 0, 0))
-        part = new.reshape(1, 1, *operand.shape[2:])
-        return lax.dynamic_update_slice(operand, part, (instance, slot, 0, 0))

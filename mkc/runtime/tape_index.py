@@ -1,13 +1,14 @@
 """Where the weights of a graph lie in the operands of its kernel.
 
-A program mirrors the blocks of its graph: a loop for every repeat region, in order. Within a block a
-projection is found by the key of its weight, a small vector in the page of the block. Which instance
-of a stacked weight is meant is the number of earlier executions of the block.
+A program mirrors the blocks of its graph: a loop for every repeat region, in order. Within a block
+a projection is found by the key of its weight, a small vector in the page of the block. Which
+instance of a stacked weight is meant is the number of earlier executions of the block.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 
 from mkc.runtime.pack import executions
 from mkc.schedule.program import EmbedPhase
@@ -27,12 +28,14 @@ class Projection:
 
     Attributes:
       rows: first tape row of every execution; empty for a narrow matmul.
+      granule: every execution's first row and the matrix's K are multiples of it, as is the tape.
       array: the operand that holds the matrix.
       piece: the weight's columns.
     """
 
     phase: MatmulPhase | NarrowMatmulPhase
     rows: tuple[int, ...]
+    granule: int
     array: str
     piece: Piece
 
@@ -83,10 +86,10 @@ def _block(
     for phase in body:
         if isinstance(phase, MatmulPhase | NarrowMatmulPhase):
             array = "tape" if isinstance(phase, MatmulPhase) else arrays[phase.stream]
+            first = rows.get(phase.id, ())
+            granule = gcd(phase.K, program.tape.rows, *first)
             for piece in phase.pieces:
-                use = Projection(
-                    phase=phase, rows=rows.get(phase.id, ()), array=array, piece=piece
-                )
+                use = Projection(phase=phase, rows=first, granule=granule, array=array, piece=piece)
                 projections[piece.param] = (*projections.get(piece.param, ()), use)
         elif isinstance(phase, EmbedPhase):
             tables[phase.param] = phase.table

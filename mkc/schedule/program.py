@@ -302,7 +302,7 @@ class AllReducePhase(Phase):
     Attributes:
       algorithm: `one_shot` or `two_phase`.
       exchange: name of the receive buffers (see `ExchangePlan`).
-      meets: all ranks wait for each other afterwards, so that the buffers may be used again at once.
+      meets: all ranks wait for each other afterwards: the next exchange uses the same buffers.
       rounds: the sum is rounded to bf16.
     """
 

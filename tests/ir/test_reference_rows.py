@@ -108,9 +108,10 @@ def test_a_block_of_eight_rows_after_the_prompt(name: str, block: str) -> None:
     tokens = expected[f"{block}.block"].tolist()
     states = prompt_run(name, "float32").states[-1]
     result = feed(name, BLOCK, tokens, PROMPT, states)
-    assert worst(
-        np.asarray(result.outputs["logits"], np.float32), expected[f"{block}.logits"]
-    ) < (case.tolerances["f32_logits_abs"])
+    assert (
+        worst(np.asarray(result.outputs["logits"], np.float32), expected[f"{block}.logits"])
+        < (case.tolerances["f32_logits_abs"])
+    )
     assert result.outputs["next_token"].tolist() == expected[f"{block}.argmax"].tolist()
     rows = int(expected[f"{block}.accepted"][0]) + 1
     accepted = feed(name, BLOCK, tokens[:rows], PROMPT, states)

@@ -1,6 +1,6 @@
 """The whole matrix: both goldens, every batch, every number of devices, 64 greedy tokens.
 
-Hours of interpretation, so it is left out unless asked for: `./dev test -m long`.
+Hours of interpretation, so it is left out unless asked for: `./dev test-long`.
 """
 
 from __future__ import annotations

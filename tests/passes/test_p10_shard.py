@@ -101,6 +101,26 @@ def test_the_full_model_at_eight_ranks_copies_key_heads_twice() -> None:
     assert sharding_of(sharded, "in_proj_qkv") == Sharding(axis=0, shards=8)
 
 
+def normalised(step: mkc.Step) -> mkc.Outputs:
+    """A norm over the outputs of a projection."""
+    h = mkc.embed(step.tokens, mkc.param("embed.weight", [512, 256]))
+    x = mkc.linear(h, mkc.param("in.weight", [512, 256]))
+    x = mkc.rms_norm(x, mkc.param("norm.weight", [512]), eps=1e-6)
+    h = h + mkc.linear(x, mkc.param("out.weight", [256, 512]))
+    return mkc.next_token(h, mkc.param("head.weight", [512, 256]))
+
+
+def test_what_a_norm_reads_stays_whole() -> None:
+    """So does what meets a whole value; the LM head is divided as ever."""
+    log = DecisionLog()
+    graph = mkc.trace(normalised, name="normalised", batch=1, context=64)
+    sharded = Shard(ranks=4).apply(graph, log)
+    infer_local(sharded.graph)
+    assert sharding_of(sharded, "in.weight") == sharding_of(sharded, "out.weight") == REPLICATED
+    assert sharding_of(sharded, "head.weight") == Sharding(axis=0, shards=4)
+    assert {"shard.whole.in.weight", "shard.whole.out.weight"} <= {one.id for one in log.decisions}
+
+
 def copied_heads(step: mkc.Step) -> mkc.Outputs:
     """Two heads that go straight into a row-parallel projection."""
     heads = mkc.heads(2, 128)

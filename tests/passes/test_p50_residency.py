@@ -63,7 +63,7 @@ def test_a_region_is_shared_when_lifetimes_allow() -> None:
 
 
 def test_lifetimes_of_a_dense_layer() -> None:
-    """The residual stream lives through the whole loop, what a layer computes for itself does not."""
+    """The residual stream lives through the loop, what a layer computes for itself does not."""
     one = lowered("dense", 2)
     found = {value: life for life in lifetimes(one.steps) for value in life.values}
     residual = found["embed_tokens"]

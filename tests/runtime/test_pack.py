@@ -1,7 +1,7 @@
 """Packed weights read back: every operand holds the checkpoint, divided over the ranks.
 
-The tape is read as prefill reads it, `[blocks, K, 256]` per matrix with an einsum, and what all ranks
-compute together is compared with the whole matrix of the checkpoint.
+The tape is read as prefill reads it, `[blocks, K, 256]` per matrix with an einsum, and what all
+ranks compute together is compared with the whole matrix of the checkpoint.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ from tests.passes.machine import unrolled
 type Array = NDArray[Any]
 
 ROWS = 3
-CASES = [(name, ranks) for name in ("qwen38_mini", "qwen38_lane", "dense") for ranks in (1, 2, 8)]
+CASES = [
+    *((name, ranks) for name in ("qwen38_mini", "qwen38_lane") for ranks in (1, 2, 8)),
+    ("dense", 2),
+]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,7 +50,7 @@ def test_round_trip(name: str, ranks: int, batch: int) -> None:
 
 
 def test_layouts() -> None:
-    """Convolution: taps before sequences. Recurrent: an item per layer and sequence. Cache: lanes."""
+    """Convolution: taps first. Recurrent: an item per layer and sequence. Cache: heads as lanes."""
     one = lower(Stack(pattern="dda", heads=8, kv_heads=2, batch=3).graph(), 2)
     layout = layout_of(one)
     for key, state in states_of(one).items():

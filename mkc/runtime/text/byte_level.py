@@ -25,12 +25,11 @@ class ByteLevelTokenizer(Tokenizer):
     def __init__(self, description: Json, facts: TokenizerFacts, *, path: Path) -> None:
         """
         Args:
-          description: contents of tokenizer.json.
+          description: contents of tokenizer.json, of a kind that `check_kind` accepts.
           facts: its special tokens and the rest.
           path: for messages.
         """
         super().__init__(facts)
-        _check_kind(description, path)
         plain = without_specials(description, self.special_tokens)
         try:
             self._encoder = BytePairEncoder.from_str(dumps(plain))
@@ -73,16 +72,17 @@ def without_specials(description: Json, specials: Mapping[str, int]) -> dict[str
     """
     model = dict(description["model"])
     made = {_merged(merge) for merge in model.get("merges", ())}
-    model["vocab"] = {
+    words = {
         text: token
         for text, token in model["vocab"].items()
         if text not in specials or text in made or len(text) == 1
     }
+    added = [one for one in description.get("added_tokens", ()) if one["content"] not in specials]
+    # The package numbers added tokens anew, unless they are words: those keep their number.
+    model["vocab"] = words | {one["content"]: one["id"] for one in added}
     return {
         **description,
-        "added_tokens": [
-            one for one in description.get("added_tokens", ()) if one["content"] not in specials
-        ],
+        "added_tokens": added,
         "model": model,
         "padding": None,
         "post_processor": None,
@@ -108,9 +108,19 @@ def _merged(merge: str | Sequence[str]) -> str:
     return merge.replace(" ", "") if isinstance(merge, str) else "".join(merge)
 
 
-def _check_kind(description: Json, path: Path) -> None:
-    """Refuses what would not give the ids that the checkpoint was trained with."""
-    kind = description.get("model", {}).get("type")
+def check_kind(description: Json, path: Path) -> None:
+    """Refuses what would not give the ids that the checkpoint was trained with.
+
+    Raises:
+      TokenizerFileError: it is no description of a tokenizer.
+      UnsupportedTokenizerError: of another kind.
+    """
+    model = description.get("model")
+    if not isinstance(model, Mapping) or "vocab" not in model:
+        raise TokenizerFileError(
+            path=path, problem="there is no model with a vocab", expected="a tokenizer.json"
+        )
+    kind = model.get("type")
     if kind != "BPE":
         raise UnsupportedTokenizerError(path=path, part="model.type", got=kind, supported="'BPE'")
     decoders = [one.get("type") for one in _steps(description.get("decoder"), "decoders")]

@@ -13,6 +13,7 @@ from typing import Any
 from mkc.errors import TokenizerFileError
 from mkc.errors import TokenizerVocabularyError
 from mkc.runtime.text.byte_level import ByteLevelTokenizer
+from mkc.runtime.text.byte_level import check_kind
 from mkc.runtime.text.byte_level import prefix_tokens
 from mkc.runtime.text.files import read_object
 from mkc.runtime.text.formats import TextFormat
@@ -80,10 +81,9 @@ def load_tokenizer(
 def _load_byte_level(files: _Folder, rows: int | None) -> Tokenizer:
     path = files.path / BYTE_LEVEL_FILE
     description = read_object(path, required=True)
-    words = description.get("model", {}).get("vocab", {})
-    if not isinstance(words, dict):
-        words = {}  # of a kind that is refused later, by name
-    added = [(one["id"], one) for one in description.get("added_tokens", ())]
+    check_kind(description, path)
+    words = description["model"]["vocab"]
+    added = [_entry(one, path) for one in description.get("added_tokens") or ()]
     specials = _specials([*added, *_declared(files)], files.path / SETTINGS_FILE)
     ids = words | {one["content"]: token for token, one in added}
     ids |= {one.text: one.id for one in specials}
@@ -191,8 +191,20 @@ def _specials(
 
 def _declared(files: _Folder) -> list[tuple[int, Mapping[str, Any]]]:
     """The tokens of `added_tokens_decoder`."""
+    path = files.path / SETTINGS_FILE
     entries = files.settings.get("added_tokens_decoder") or {}
-    return [(int(token), one) for token, one in entries.items()]
+    numbered = [(int(token) if token.isdecimal() else None, one) for token, one in entries.items()]
+    return [_entry({**one, "id": token}, path) for token, one in numbered]
+
+
+def _entry(one: Mapping[str, Any], path: Path) -> tuple[int, Mapping[str, Any]]:
+    """The id and the description of an added token."""
+    token = one.get("id")
+    if not isinstance(token, int) or not isinstance(one.get("content"), str):
+        raise TokenizerFileError(
+            path=path, problem=f"an added token is {one!r}", expected="a number and a 'content'"
+        )
+    return token, one
 
 
 def _content(token: str | Mapping[str, Any]) -> str:

@@ -15,15 +15,18 @@ from typing import Never
 from jinja2 import TemplateError
 from jinja2 import TemplateSyntaxError
 from jinja2 import nodes
+from jinja2 import pass_context
 from jinja2.ext import Extension
 from jinja2.ext import loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mkc.errors import ChatTemplateError
 from mkc.runtime.text.files import read_object
 from mkc.runtime.text.formats import TagFormat
 from mkc.runtime.text.guard import Guard
+from mkc.runtime.text.guard import json_form
 from mkc.runtime.text.messages import ChatRequest
 from mkc.runtime.text.messages import Prompt
 from mkc.runtime.text.messages import normal_messages
@@ -33,6 +36,9 @@ TEMPLATE_FILE = "chat_template.jinja"
 SETTINGS_FILE = "tokenizer_config.json"
 DEFAULT = "default"  # of a list of named templates, the one for requests without tools
 WITH_TOOLS = "tool_use"
+# Templates may build their markup from a role, as in `'<|' + message.role + '|>'`.
+ROLES = ("system", "developer", "user", "assistant", "tool")
+GUARD_VARIABLE = "_guard"  # tells the filters which character it is
 OWN_FRAME = "<template>"  # the file name that Jinja gives a template made from a string
 
 
@@ -119,7 +125,7 @@ class ChatTemplate:
 
     def _adapt(self, message: dict[str, Any]) -> dict[str, Any]:
         """A developer is a system where the template knows none; thoughts are separated."""
-        if message["role"] == "developer" and "developer" not in self._words:
+        if message["role"] == "developer" and "developer" not in self.source:
             message["role"] = "system"
         close = self._tags.reasoning_close
         if message["role"] != "assistant" or "reasoning_content" in message or not close:
@@ -132,9 +138,9 @@ class ChatTemplate:
 
     def _render(self, variables: Mapping[str, Any], guard: Guard) -> str:
         """Runs the template; `variables` are guarded."""
-        names = {name: text for name, text in self._tokenizer.names.items()}
+        names = self._tokenizer.names
         try:
-            return self._template.render(**(names | dict(variables)), _guard=guard.mark)
+            return self._template.render({**names, **variables, GUARD_VARIABLE: guard.mark})
         except Exception as error:  # a template can raise whatever Python can
             problem = error.message if isinstance(error, TemplateError) else _described(error)
             raise ChatTemplateError(
@@ -184,7 +190,9 @@ def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
     return environment
 
 
+@pass_context
 def _to_json(
+    context: Context,
     value: Any,
     ensure_ascii: bool = False,
     indent: int | None = None,
@@ -192,13 +200,15 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """JSON as it is, not as HTML wants it."""
-    return dumps(
+    text = dumps(
         value,
         ensure_ascii=ensure_ascii,
         indent=indent,
         separators=separators,
         sort_keys=sort_keys,
     )
+    mark: str = context[GUARD_VARIABLE]
+    return text.replace(json_form(mark), mark) if ensure_ascii else text
 
 
 def _raise(message: str) -> Never:
@@ -207,7 +217,7 @@ def _raise(message: str) -> Never:
 
 def _words(environment: ImmutableSandboxedEnvironment, source: str) -> frozenset[str]:
     """Names and quoted words of a template: what it looks up, and what it compares with."""
-    words = set()
+    words = set(ROLES)
     for _, kind, value in environment.lex(source):
         word = value[1:-1] if kind == "string" else value
         if kind in ("name", "string") and word.isidentifier():
@@ -217,9 +227,8 @@ def _words(environment: ImmutableSandboxedEnvironment, source: str) -> frozenset
 
 def _line(error: Exception) -> int | None:
     """The line of the template that raised."""
-    lines = [frame.lineno for frame in extract_tb(error.__traceback__)]
-    names = [frame.filename for frame in extract_tb(error.__traceback__)]
-    own = [line for line, name in zip(lines, names, strict=True) if name == OWN_FRAME]
+    frames = extract_tb(error.__traceback__)
+    own = [frame.lineno for frame in frames if frame.filename == OWN_FRAME]
     return own[-1] if own else None
 
 

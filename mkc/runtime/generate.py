@@ -1,0 +1,309 @@
+"""The generation loop: requests into slots, tokens and text out as rounds finish."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from dataclasses import replace
+from secrets import randbits
+from time import perf_counter
+
+from mkc.errors import PromptLengthError
+from mkc.errors import PromptTokenError
+from mkc.runtime.backends.backend import Backend
+from mkc.runtime.prefix_cache import PrefixCache
+from mkc.runtime.request import Delta
+from mkc.runtime.request import Output
+from mkc.runtime.request import Request
+from mkc.runtime.request import SequenceStatistics
+from mkc.runtime.sampling import SEED_BITS
+from mkc.runtime.sampling import Choice
+from mkc.runtime.sequence import RunningSequence
+from mkc.runtime.text.detokenizer import Detokenizer
+from mkc.runtime.text.formats import TagFormat
+from mkc.runtime.text.output import OutputStream
+from mkc.runtime.text.output import TextReader
+from mkc.runtime.text.stop import StopStrings
+from mkc.runtime.text.tag_output import TagParser
+from mkc.runtime.text.tokenizer import Tokenizer
+
+NO_TAGS = TagFormat(reasoning_open="", reasoning_close="", call_open="")
+
+
+class Generator:
+    """Runs up to `backend.batch` sequences at once; each has a slot of the backend.
+
+    What a sequence becomes depends on its own request only: not on what runs beside it, on its
+    slot, on how many rounds a launch has, nor on what the prefix cache holds. For that, prompts are
+    cut at fixed positions: at the multiples of `chunk_rows`.
+
+    Not for use by several threads at once.
+
+    Attributes:
+      chunk_rows: prompt tokens fed between two decode rounds of the other sequences.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        tokenizer: Tokenizer | None = None,
+        stop_ids: Iterable[int] | None = None,
+        prefix_cache: PrefixCache | None = None,
+        chunk_rows: int | None = None,
+        new_seed: Callable[[], int] = lambda: randbits(SEED_BITS),
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        """
+        Args:
+          tokenizer: for text and stop strings; without it deltas have no text.
+          stop_ids: ids that end every sequence; by default those of the tokenizer.
+          prefix_cache: of this backend; its chunks are the generator's.
+          chunk_rows: by default those of the prefix cache, or of the largest prefill program.
+          new_seed: for sampling without a seed.
+          clock: seconds.
+        """
+        self.backend = backend
+        self.tokenizer = tokenizer
+        self.prefix_cache = prefix_cache
+        rows = prefix_cache.rows if prefix_cache is not None else backend.prefill_rows
+        self.chunk_rows = rows if chunk_rows is None else chunk_rows
+        assert prefix_cache is None or prefix_cache.rows == self.chunk_rows, "chunks differ"
+        known = tokenizer.stop_ids if tokenizer is not None else ()
+        self.stop_ids = frozenset(known if stop_ids is None else stop_ids)
+        self._new_seed = new_seed
+        self._clock = clock
+        self._running: dict[int, RunningSequence] = {}
+        self._added_at: dict[int, float] = {}
+        self._free = list(range(backend.batch))
+        self._next_number = 0
+
+    @property
+    def free_slots(self) -> int:
+        """How many requests can be added now."""
+        return len(self._free)
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        """Sequences that have not ended, oldest first."""
+        return tuple(self._running)
+
+    def slot(self, sequence: int) -> int:
+        """The slot of a running sequence."""
+        return self._running[sequence].slot
+
+    def statistics(self, sequence: int) -> SequenceStatistics:
+        """What a running sequence has taken so far; afterwards see `Finish.statistics`."""
+        return replace(self._running[sequence].statistics, seconds=self._elapsed(sequence))
+
+    def check(self, request: Request) -> int:
+        """The most tokens that the request may generate.
+
+        Raises:
+          PromptTokenError: the prompt is empty or has ids that are no tokens.
+          PromptLengthError: the prompt, or what is asked for beyond it, exceeds the context.
+        """
+        vocab, context = self.backend.vocab, self.backend.context
+        length = len(request.tokens)
+        if not length:
+            raise PromptTokenError(problem="is empty", vocab=vocab)
+        for token in request.tokens:
+            if not 0 <= token < vocab:
+                raise PromptTokenError(problem=f"has the token id {token}", vocab=vocab)
+        if length + (request.max_tokens or 1) > context:
+            raise PromptLengthError(prompt=length, context=context, max_tokens=request.max_tokens)
+        return request.max_tokens or context - length
+
+    def add(self, request: Request) -> int:
+        """Gives a request a slot, which must be free. Returns the sequence's number.
+
+        Raises:
+          MkcError: see `check`, and a stop string is empty.
+        """
+        max_tokens = self.check(request)
+        assert self._free, "no slot is free; look at free_slots before"
+        seed = request.sampling.seed
+        sequence = RunningSequence(
+            request,
+            number=self._next_number,
+            slot=self._free[0],
+            vocab=self.backend.vocab,
+            max_tokens=max_tokens,
+            stop_ids=request.stop_ids if request.ignore_eos else self.stop_ids | request.stop_ids,
+            seed=self._new_seed() if seed is None else seed,
+            output=request.output or self._plain_output(request),
+        )
+        self._added_at[sequence.number] = self._clock()
+        self._next_number += 1
+        self._free.pop(0)
+        self._running[sequence.number] = sequence
+        self._start(sequence)
+        return sequence.number
+
+    def prefill(self, sequence: int) -> Delta:
+        """Reads the rest of a sequence's prompt at once; the delta has the first token."""
+        found = self._running[sequence]
+        assert found.prefilled < len(found.prompt), "the prompt has been read"
+        while found.prefilled < len(found.prompt):
+            self._prefill_chunk(found)
+        return self._deltas([found])[0]
+
+    def rounds(self, count: int | None = None) -> list[Delta]:
+        """One turn: a chunk of the oldest unread prompt, then one launch for all other sequences.
+
+        Args:
+          count: most rounds of the launch; None for as many as the backend runs in one. There is
+            one round when a sequence needs its logits on the host.
+
+        Returns:
+          Deltas of the sequences of which something is new.
+        """
+        unread = [one for one in self._running.values() if one.prefilled < len(one.prompt)]
+        if unread:
+            self._prefill_chunk(unread[0])
+        ready = [one for one in self._running.values() if one.is_ready]
+        if ready:
+            self._launch(ready, count)
+        touched = [one for one in (*unread[:1], *ready) if one.output or one.finish is not None]
+        return self._deltas(list({one.number: one for one in touched}.values()))
+
+    def cancel(self, sequence: int) -> Delta:
+        """Ends a sequence and frees its slot. The delta has what was not delivered yet."""
+        found = self._running[sequence]
+        found.cancel()
+        return self._deltas([found])[0]
+
+    def run(self, requests: Iterable[Request]) -> Iterator[Delta]:
+        """Generates all requests, in order as slots become free; they are numbered in order."""
+        waiting = deque(requests)
+        while waiting or self._running:
+            while waiting and self._free:
+                self.add(waiting.popleft())
+            yield from self.rounds()
+
+    def generate(self, request: Request) -> Output:
+        """Generates one request while nothing else is running.
+
+        Raises:
+          MkcError: the request is refused, or ends with an error.
+        """
+        assert not self._running, "other sequences are running; use rounds"
+        deltas = list(self.run([request]))
+        finish = deltas[-1].finish
+        assert finish is not None
+        if finish.error is not None:
+            raise finish.error
+        return Output(
+            tokens=tuple(token for one in deltas for token in one.tokens),
+            events=tuple(event for one in deltas for event in one.events),
+            text="".join(one.text for one in deltas),
+            logprobs=tuple(entry for one in deltas for entry in one.logprobs),
+            alternatives=tuple(entry for one in deltas for entry in one.alternatives),
+            finish=finish,
+        )
+
+    def _plain_output(self, request: Request) -> OutputStream | None:
+        """Reads an output that is all content; nothing without a tokenizer."""
+        if self.tokenizer is None:
+            assert not request.stop_strings, "stop strings need a tokenizer"
+            return None
+        reader = TextReader(
+            Detokenizer(self.tokenizer, prompt=request.tokens),
+            StopStrings(request.stop_strings, include=request.include_stop),
+            TagParser(NO_TAGS, in_reasoning=False, tools=None),
+        )
+        return OutputStream(reader, stop_ids=())
+
+    def _start(self, sequence: RunningSequence) -> None:
+        """Prepares the slot: empty, or with the longest prefix that the cache knows."""
+        found = self.prefix_cache.find(sequence.prompt) if self.prefix_cache is not None else []
+        if not found:
+            self.backend.reset(sequence.slot)
+            return
+        self.backend.restore(sequence.slot, found)
+        sequence.prefilled = found[-1].end
+        sequence.statistics.cached_tokens = found[-1].end
+
+    def _prefill_chunk(self, sequence: RunningSequence) -> None:
+        """Feeds the prompt up to the next border; at its end the first token is chosen."""
+        start = sequence.prefilled
+        border = (start // self.chunk_rows + 1) * self.chunk_rows
+        chunk = sequence.prompt[start:border]
+        logits = self.backend.prefill(sequence.slot, chunk, start)
+        sequence.prefilled = start + len(chunk)
+        cache = self.prefix_cache
+        known = sequence.prompt[: sequence.prefilled]
+        if cache is not None and cache.wants(known):
+            snapshot = self.backend.save(sequence.slot, start=start, end=sequence.prefilled)
+            cache.add(known, snapshot)
+        if sequence.prefilled == len(sequence.prompt):
+            sequence.choose(logits)
+            sequence.statistics.prefill_seconds = self._elapsed(sequence.number)
+
+    def _launch(self, ready: list[RunningSequence], count: int | None) -> None:
+        """Decode rounds for sequences that have a token to feed."""
+        tokens, positions = [0] * self.backend.batch, [0] * self.backend.batch
+        active = [False] * self.backend.batch
+        for one in ready:
+            tokens[one.slot] = one.output[-1]
+            positions[one.slot] = one.position
+            active[one.slot] = True
+        rounds = self._launch_rounds(ready, count)
+        if rounds > 1:
+            emitted = self.backend.greedy_rounds(
+                tokens, positions, active, rounds=rounds, stop_ids=self._launch_stops(ready)
+            )
+            for one in ready:
+                self._take_all(one, [int(token) for token in emitted[:, one.slot]])
+        else:
+            result = self.backend.step(tokens, positions, active)
+            for one in ready:
+                one.statistics.rounds += 1
+                if one.needs_logits:
+                    one.choose(result.logits[one.slot])
+                else:
+                    one.take(Choice(token=int(result.next_token[one.slot])))
+        for one in ready:
+            one.statistics.launches += 1
+
+    def _launch_rounds(self, ready: list[RunningSequence], count: int | None) -> int:
+        """How many rounds one launch may run."""
+        if any(one.needs_logits for one in ready):
+            return 1
+        # A shorter sequence may run on to no use, but never beyond the context.
+        return min(
+            self.backend.rounds_per_launch if count is None else count,
+            self.backend.rounds_per_launch,
+            max(one.remaining for one in ready),
+            min(self.backend.context - one.position for one in ready),
+        )
+
+    def _launch_stops(self, ready: list[RunningSequence]) -> list[int]:
+        """Ids that end every one of the sequences: a launch has one list for all."""
+        common = frozenset.intersection(*(one.stop_ids for one in ready))
+        return sorted(common)[: self.backend.stop_ids_per_launch]
+
+    def _take_all(self, sequence: RunningSequence, tokens: list[int]) -> None:
+        """Takes the tokens of a launch up to the end of the sequence."""
+        for token in tokens:
+            if sequence.finish is not None:
+                return
+            sequence.statistics.rounds += 1
+            sequence.take(Choice(token=token))
+
+    def _deltas(self, sequences: list[RunningSequence]) -> list[Delta]:
+        """Takes what is new; slots of sequences that have ended become free."""
+        deltas = []
+        for one in sequences:
+            if one.finish is not None:
+                one.statistics.seconds = self._elapsed(one.number)
+                self.backend.reset(one.slot)
+                del self._running[one.number], self._added_at[one.number]
+                self._free = sorted([*self._free, one.slot])
+            deltas.append(one.take_delta())
+        return deltas
+
+    def _elapsed(self, sequence: int) -> float:
+        return self._clock() - self._added_at[sequence]

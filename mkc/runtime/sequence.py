@@ -1,0 +1,175 @@
+"""One sequence while it is generated: its tokens, its text, and when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from mkc.errors import MkcError
+from mkc.runtime.request import Delta
+from mkc.runtime.request import Finish
+from mkc.runtime.request import FinishReason
+from mkc.runtime.request import Request
+from mkc.runtime.request import SequenceStatistics
+from mkc.runtime.sampling import Choice
+from mkc.runtime.sampling import TokenCounts
+from mkc.runtime.sampling import TokenLogprob
+from mkc.runtime.sampling import choose
+from mkc.runtime.shards import Array
+from mkc.runtime.text.events import Event
+from mkc.runtime.text.output import OutputStream
+
+
+class RunningSequence:
+    """Takes the tokens of one sequence, one by one, and says what is new.
+
+    Attributes:
+      prompt: its tokens.
+      output: emitted tokens.
+      prefilled: how many tokens of the prompt the slot remembers.
+      max_tokens: most tokens of the output.
+      stop_ids: ids that end it.
+      finish: how it ended, None while it goes on.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        *,
+        number: int,
+        slot: int,
+        vocab: int,
+        max_tokens: int,
+        stop_ids: Iterable[int],
+        seed: int,
+        output: OutputStream | None,
+    ) -> None:
+        self.request = request
+        self.number = number
+        self.slot = slot
+        self.vocab = vocab
+        self.max_tokens = max_tokens
+        self.seed = seed
+        self.prompt = [int(token) for token in request.tokens]
+        self.output: list[int] = []
+        self.prefilled = 0
+        self.stop_ids = frozenset(stop_ids)
+        self.finish: Finish | None = None
+        self.statistics = SequenceStatistics(prompt_tokens=len(self.prompt))
+        self._counts = TokenCounts(vocab, self.prompt) if request.sampling.has_penalties else None
+        self._reader = output
+        self._clear()
+
+    def _clear(self) -> None:
+        self._tokens: list[int] = []
+        self._events: list[Event] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._alternatives: list[tuple[TokenLogprob, ...]] = []
+
+    @property
+    def is_ready(self) -> bool:
+        """A token has been emitted that can be fed."""
+        return bool(self.output) and self.finish is None
+
+    @property
+    def position(self) -> int:
+        """Of the last emitted token, which is fed next."""
+        return len(self.prompt) + len(self.output) - 1
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be emitted."""
+        return self.max_tokens - len(self.output)
+
+    @property
+    def needs_logits(self) -> bool:
+        """The next token is not simply that of the largest logit."""
+        request = self.request
+        return (
+            not request.sampling.is_plain_greedy or request.allowed is not None or self._stops_wait
+        )
+
+    @property
+    def _stops_wait(self) -> bool:
+        """The output is too short to be ended by the next token."""
+        return len(self.output) < self.request.min_tokens
+
+    def choose(self, logits: Array) -> None:
+        """Chooses the next token from logits, f32 [vocab], and takes it; or ends with an error."""
+        try:
+            choice = choose(
+                logits,
+                self.request.sampling,
+                position=len(self.prompt) + len(self.output),
+                seed=self.seed,
+                counts=self._counts,
+                allowed=self._allowed(),
+            )
+        except MkcError as error:
+            self._end(FinishReason.ERROR, error=error)
+            return
+        self.take(choice)
+
+    def take(self, choice: Choice) -> None:
+        """Takes the next token of the output."""
+        assert self.finish is None, f"sequence {self.number} has ended"
+        token = choice.token
+        self.output.append(token)
+        self.statistics.output_tokens += 1
+        self._tokens.append(token)
+        if choice.logprob is not None:
+            self._logprobs.append(TokenLogprob(token=token, logprob=choice.logprob))
+            self._alternatives.append(choice.alternatives)
+        if self._counts is not None:
+            self._counts.add(token)
+        if token in self.stop_ids:
+            self._end(FinishReason.STOP, stop=token)
+            return
+        if self._reader is not None:
+            update = self._reader.feed([token])
+            self._events += update.events
+            if update.stopped_by is not None:
+                self._end(FinishReason.STOP, stop=update.stopped_by)
+                return
+        if self.remaining == 0:
+            self._end(FinishReason.LENGTH)
+
+    def cancel(self) -> None:
+        """Ends the sequence; text that was held back is not shown."""
+        self._end(FinishReason.CANCELLED)
+
+    def take_delta(self) -> Delta:
+        """What is new since the last call."""
+        delta = Delta(
+            sequence=self.number,
+            tokens=tuple(self._tokens),
+            events=tuple(self._events),
+            logprobs=tuple(self._logprobs),
+            alternatives=tuple(self._alternatives),
+            finish=self.finish,
+        )
+        self._clear()
+        return delta
+
+    def _end(
+        self,
+        reason: FinishReason,
+        *,
+        stop: int | str | None = None,
+        error: MkcError | None = None,
+    ) -> None:
+        shown_to_the_end = reason in (FinishReason.STOP, FinishReason.LENGTH)
+        if self._reader is not None and shown_to_the_end:
+            self._events += self._reader.finish()
+        self.finish = Finish(reason=reason, statistics=self.statistics, stop=stop, error=error)
+
+    def _allowed(self) -> Array | None:
+        """Tokens that may come next, bool [vocab]; None for all."""
+        rule = self.request.allowed
+        allowed = rule(self.output) if rule is not None else None
+        assert allowed is None or allowed.shape == (self.vocab,), "a mask of another vocabulary"
+        if self._stops_wait and self.stop_ids:
+            allowed = np.ones(self.vocab, bool) if allowed is None else allowed.copy()
+            allowed[sorted(self.stop_ids)] = False
+        return allowed

@@ -1,0 +1,148 @@
+"""Checkpoints and packed folders that cannot be used, as `mkc pack` reports them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+import numpy as np
+import pytest
+from huggingface_hub import constants
+
+from mkc.errors import CheckpointError
+from mkc.errors import CheckpointMismatchError
+from mkc.errors import DiskFullError
+from mkc.errors import PackedDamagedError
+from mkc.errors import PackedFolderError
+from mkc.errors import PackedMismatchError
+from mkc.errors import SafetensorsError
+from mkc.runtime import container
+from mkc.runtime.checkpoint import SINGLE
+from mkc.runtime.checkpoint import Checkpoint
+from mkc.runtime.container import pack
+from mkc.runtime.layout import rank_file
+from tests.errors.command import Command
+from tests.goldens import golden_case
+from tests.passes.lowering import lowered
+from tests.runtime.checkpoints import write_checkpoint
+
+NAME = "qwen38_mini"
+ARGV = "pack qwen38 --weights weights --tp 2 --out packed"
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    """A checkpoint in the folder `weights` of the working directory."""
+    return write_checkpoint(tmp_path / "weights", NAME)
+
+
+@pytest.fixture
+def packed(weights: Path, tmp_path: Path) -> Path:
+    """The same, packed for two ranks in the folder `packed`."""
+    pack(Checkpoint.open(weights), lowered(NAME, 2), tmp_path / "packed")
+    return tmp_path / "packed"
+
+
+def test_no_such_checkpoint(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    command.refused(
+        CheckpointError,
+        "checkpoint owner/nothing: is no folder",
+        "Correct the path",
+        argv="pack qwen38 --weights owner/nothing --out packed",
+    )
+
+
+def test_a_checkpoint_without_safetensors(command: Command, weights: Path) -> None:
+    (weights / SINGLE).rename(weights / "model.bin")
+    command.refused(
+        CheckpointError,
+        "has no safetensors files, only pickled weights, which mkc never opens",
+        "convert the weights to safetensors",
+        argv=ARGV,
+    )
+
+
+def test_a_truncated_download(command: Command, weights: Path) -> None:
+    os.truncate(weights / SINGLE, 100_000)
+    command.refused(
+        SafetensorsError,
+        f"weights/{SINGLE}: is truncated: it has 100000 bytes and its header describes",
+        "Get the file again",
+        argv=ARGV,
+    )
+
+
+def test_a_checkpoint_of_another_model(command: Command, weights: Path) -> None:
+    """Everything that differs is listed, and nothing was written."""
+    stored: dict[str, Any] = dict(golden_case(NAME).weights())
+    del stored["lm_head.weight"]
+    stored["model.language_model.norm.weight"] = np.zeros(7, np.int32)
+    rmtree(weights)
+    write_checkpoint(weights, NAME, weights=stored)
+    command.refused(
+        CheckpointMismatchError,
+        "does not fit model 'qwen38'; all differences (3)",
+        "missing: lm_head.weight, expected bf16[1024, 256]",
+        "wrong shape: model.language_model.norm.weight is I32[7], expected bf16[256]",
+        "wrong type: model.language_model.norm.weight is I32[7], expected bf16[256]",
+        argv=ARGV,
+    )
+
+
+def test_an_extra_tensor_when_none_is_allowed(command: Command, weights: Path) -> None:
+    stored = {**golden_case(NAME).weights(), "mtp.weight": np.zeros(7, np.float32)}
+    write_checkpoint(weights, NAME, weights=stored)
+    command.refused(CheckpointMismatchError, "extra: mtp.weight", argv=f"{ARGV} --strict")
+
+
+def test_an_output_folder_with_other_files(command: Command, weights: Path) -> None:
+    weights.with_name("packed").mkdir()
+    (weights.with_name("packed") / "thesis.tex").write_text("mine")
+    command.refused(
+        PackedFolderError,
+        "packed folder packed: holds files mkc pack did not write: thesis.tex",
+        "--out",
+        argv=ARGV,
+    )
+
+
+def test_an_output_folder_that_was_packed_for_other_ranks(command: Command, packed: Path) -> None:
+    command.refused(
+        PackedMismatchError,
+        "'ranks' is 2; expected 1",
+        "Pack again into another folder",
+        argv=ARGV.replace("--tp 2", "--tp 1"),
+    )
+
+
+def test_a_packed_folder_that_was_damaged(command: Command, packed: Path) -> None:
+    path = packed / rank_file(1)
+    contents = bytearray(path.read_bytes())
+    contents[-5000] ^= 1
+    path.write_bytes(contents)
+    command.refused(
+        PackedDamagedError,
+        f"packed/{rank_file(1)}: the checksum of",
+        "Remove the folder and pack again",
+        argv=f"{ARGV} --verify --quiet",
+    )
+
+
+def test_a_disk_without_room(
+    command: Command, weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Nothing:
+        free = 0
+
+    (weights.with_name("packed")).mkdir()
+    (weights.with_name("packed") / container.JOURNAL).touch()
+    monkeypatch.setattr(container.shutil, "disk_usage", lambda path: Nothing)
+    command.refused(
+        DiskFullError,
+        "packed folder packed: the disk is full; expected room for 0.02 GiB more",
+        "run the same command again",
+        argv=ARGV,
+    )
