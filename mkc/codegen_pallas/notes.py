@@ -61,12 +61,13 @@ def _facts(program: Program, phase: Phase, target: Target) -> list[str]:
 
 def _matmul(program: Program, phase: MatmulPhase, target: Target) -> list[str]:
     loads = phase.loads()
+    count = "1 load" if len(loads) == 1 else f"{len(loads)} loads"
     total = sum(loads) * ROW_BYTES
     stream_us = total / target.hbm.sustained_bytes_per_us
     pushes = phase.K * phase.blocks / target.mxu.width
     push_us = pushes * target.mxu.push_us * (target.mxu.width / TAPE_LANES)
     return [
-        f"[{program.rows}, {phase.K}] x [{phase.K}, {phase.columns}]: {len(loads)} loads of "
+        f"[{program.rows}, {phase.K}] x [{phase.K}, {phase.columns}]: {count} of "
         f"{loads[0]} rows, {total} bytes, slots of {program.tape.slot_rows} rows.",
         f"Predicted: {stream_us:.2f} us of weight stream, {push_us:.2f} us of matrix unit.",
         _flow(phase.left, phase.output),

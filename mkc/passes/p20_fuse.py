@@ -28,9 +28,15 @@ from mkc.passes.steps import StepKind
 from mkc.passes.steps import StepLoop
 from mkc.passes.steps import lanes
 from mkc.passes.steps import python_name
+from mkc.passes.steps import steps_of
 from mkc.schedule.decisions import DecisionLog
+from mkc.schedule.program import ROUNDS
 from mkc.schedule.program import TAPE_LANES
 
+# Names of the generated kernel that a loop's function must not hide.
+RESERVED = frozenset(
+    ("c", "carry", "count", "functools", "index", "jnp", "lax", "m", "support", "tape", ROUNDS)
+)
 NARROW_ROWS = 16  # weight rows of a narrow matmul are padded to a bf16 tile
 
 ANCHORS: dict[type[ops.Op], StepKind] = {
@@ -61,6 +67,9 @@ class Fuse:
         for value in sharded.graph.inputs:
             cutter.widths[value.name] = 1
         body = cutter.block(sharded.graph.body)
+        if self.narrow_columns and all(one.kind is not StepKind.MATMUL for one in steps_of(body)):
+            # The tape is never empty: a model of narrow projections only streams them all the same.
+            return replace(self, narrow_columns=0).apply(sharded, log)
         return StepGraph(
             sharded=sharded,
             body=_numbered(body, count()),
@@ -134,7 +143,7 @@ class _Cutter:
         for carry in repeat.carries:
             self.widths[carry.result.name] = lanes(carry.result.type.shape)
         return StepLoop(
-            name=python_name(repeat.name), count=repeat.count, carries=repeat.carries, body=body
+            name=loop_name(repeat.name), count=repeat.count, carries=repeat.carries, body=body
         )
 
     def alias(self, node: Node) -> bool:
@@ -203,6 +212,12 @@ class _Cutter:
 
     def _is_partial(self, node: Node) -> bool:
         return self.sharded.params[node.operands[1]].axis == 1
+
+
+def loop_name(name: str) -> str:
+    """A Python name for a loop that hides nothing the generated kernel uses."""
+    found = python_name(name)
+    return f"{found}_loop" if found in RESERVED else found
 
 
 def _same_input(one: Node, other: Node) -> bool:

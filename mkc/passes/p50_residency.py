@@ -194,7 +194,8 @@ def _buffers(
     facts: dict[str, tuple[Lifetime, int, DType]] = {}
     for lifetime in found:
         name = buffer_name(lifetime.values[0])
-        assert name not in facts, f"two buffers named {name}"
+        if name in facts:  # values whose names differ in punctuation only
+            name = f"{name}_{len(facts)}"
         width = max(_lanes(graph, tiles, value, owners) for value in lifetime.values)
         rounded = all(dtypes[value] is DType.BF16 for value in lifetime.values)
         dtype = DType.BF16 if lifetime.matmul_left and rounded else DType.F32

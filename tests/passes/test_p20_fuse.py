@@ -7,12 +7,16 @@ from collections.abc import Callable
 import pytest
 
 import mkc
+from mkc.passes.p10_shard import Shard
 from mkc.passes.p20_fuse import Fuse
+from mkc.passes.p20_fuse import loop_name
+from mkc.passes.pipeline import Pipeline
 from mkc.passes.steps import Alias
 from mkc.passes.steps import Step
 from mkc.passes.steps import StepGraph
 from mkc.passes.steps import StepLoop
 from mkc.schedule.decisions import DecisionLog
+from mkc.targets import load_target
 from tests.passes.lowering import dense_graph
 from tests.passes.lowering import full_size
 from tests.passes.lowering import lower
@@ -174,3 +178,18 @@ def test_gates_of_the_full_model_are_narrow() -> None:
     lines = [line.strip() for line in outline(steps.body)]
     assert "narrow_matmul in_proj_b in_proj_a" in lines
     assert "matmul in_proj_qkv in_proj_z" in lines
+
+
+def test_a_loop_hides_no_name_of_the_kernel() -> None:
+    assert loop_name("lax") == "lax_loop"
+    assert loop_name("layers_2") == "layers_2"
+
+
+def test_a_model_of_narrow_projections_only_has_a_tape() -> None:
+    def tiny(step: mkc.Step) -> mkc.Outputs:
+        table = mkc.param("table", [32, 256])
+        return mkc.next_token(mkc.embed(step.tokens, table), mkc.param("head", [32, 256]))
+
+    graph = mkc.trace(tiny, name="tiny", batch=1, context=16)
+    lowered = Pipeline(shard=Shard(ranks=1)).run(graph, load_target("tpu7x"))
+    assert lowered.program.tape.rows == 256
