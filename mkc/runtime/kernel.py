@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from mkc.passes.pipeline import Lowered
+from mkc.runtime.container import PackedWeights
 from mkc.runtime.pack import DTYPES
 from mkc.runtime.pack import LoadTensor
 from mkc.runtime.pack import Packer
@@ -104,6 +105,22 @@ class KernelSession:
                     operand.name,
                     [packer.operand(operand.name, rank) for rank in range(ranks)],
                 )
+
+    def load_packed(self, packed: PackedWeights) -> None:
+        """Places packed weights; a rank's part goes from its file straight to its device."""
+        devices = list(self.mesh.devices.flat)
+        for name in packed.operands:
+            parts, sharding = packed.operand(name), self._shardings[name]
+            if len(parts) == 1:
+                self.operands[name] = jax.device_put(parts[0], sharding)
+                continue
+            placed = [
+                jax.device_put(part, device)
+                for part, device in zip(parts, devices, strict=True)
+                if device.process_index == jax.process_index()
+            ]
+            shape = (len(parts) * parts[0].shape[0], *parts[0].shape[1:])
+            self.operands[name] = jax.make_array_from_single_device_arrays(shape, sharding, placed)
 
     def clear_states(self) -> None:
         """All states zero."""

@@ -14,7 +14,6 @@ from mkc.runtime.kernel import KernelSession
 from mkc.runtime.prefill import Prefill
 from mkc.runtime.prefill import PrefillProgram
 from tests.goldens import golden_case
-from tests.ir.test_reference_goldens import PROMPT
 from tests.ir.test_reference_goldens import prompt_run
 from tests.ir.test_reference_goldens import rms
 from tests.ir.test_reference_goldens import worst
@@ -111,6 +110,3 @@ def feed(
         logits = prefill.run(session.operands, piece, slot=slot, start=start).logits
         start += len(piece)
     return logits
-
-
-__all__ = ["PROMPT"]

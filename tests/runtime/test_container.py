@@ -271,6 +271,7 @@ def test_a_kill_after_any_block_is_continued_to_the_same_folder(
 ) -> None:
     """A small model in small pieces: some blocks lie within a piece, some at its border."""
     monkeypatch.setattr("mkc.runtime.layout.PIECE_BYTES", 1 << 18)
+    monkeypatch.setattr("mkc.runtime.layout.TABLE_BLOCK_BYTES", 1 << 17)
     plan = compile_small(Sizes(mlp=1024, vocab=2048), tp=2).lowered
     small = weights(plan.steps.sharded.full, seed=1)
     checkpoint = Checkpoint.open(write_checkpoint(tmp_path / "source", MINI, weights=small))
@@ -547,7 +548,11 @@ def test_a_folder_with_other_files_is_left_alone(sources: Sources, tmp_path: Pat
         pack(sources(MINI), lowered(MINI, 1), tmp_path)
     with pytest.raises(PackedFolderError, match="is a file"):
         pack(sources(MINI), lowered(MINI, 1), tmp_path / "thesis.tex")
-    assert [one.name for one in tmp_path.iterdir()] == ["thesis.tex"]
+    (tmp_path / JOURNAL).write_text("[1, 2]\n")
+    with pytest.raises(PackedFolderError, match=r"did not write: thesis\.tex"):
+        pack(sources(MINI), lowered(MINI, 1), tmp_path)
+    (tmp_path / "thesis.tex").unlink()
+    assert pack(sources(MINI), lowered(MINI, 1), tmp_path).continued_bytes == 0
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]"])

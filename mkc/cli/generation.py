@@ -1,0 +1,298 @@
+"""What `mkc run` and `mkc chat` share: options, and the way from a checkpoint to a generator."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from dataclasses import replace
+from enum import StrEnum
+from importlib import import_module
+from pathlib import Path
+from signal import SIGINT
+from signal import signal
+from threading import current_thread
+from threading import main_thread
+from types import FrameType
+from typing import Annotated
+from typing import Any
+
+import jax
+import typer
+
+from mkc.cli.lookup import PACKAGE
+from mkc.cli.lookup import model_graph
+from mkc.cli.lookup import registered_models
+from mkc.driver import choose_topology
+from mkc.errors import ConfigError
+from mkc.errors import UnknownModelError
+from mkc.ir.graph import Graph
+from mkc.runtime.backends import OpenedBackend
+from mkc.runtime.backends import open_kernel
+from mkc.runtime.backends import open_reference
+from mkc.runtime.checkpoint import Checkpoint
+from mkc.runtime.generate import Generator
+from mkc.runtime.generation_config import default_sampling
+from mkc.runtime.prefix_cache import PrefixCache
+from mkc.runtime.request import Delta
+from mkc.runtime.request import Request
+from mkc.runtime.request import SequenceStatistics
+from mkc.runtime.sampling import SamplingParams
+from mkc.runtime.text import Chat
+from mkc.runtime.text import Tokenizer
+from mkc.runtime.text import load_chat
+from mkc.runtime.text import load_tokenizer
+
+DEFAULT_CHECKPOINT = "tiny"  # a folder of the models package
+DEFAULT_CONTEXT = 4096
+ROUNDS_PER_LAUNCH = 8  # text appears in steps of so many tokens
+PREFIX_CACHE_BYTES = 1 << 30
+CACHE_FOLDER = Path("~/.cache/mkc/compiled")
+# bf16 results are rounded where the graph says so, not where XLA finds it cheaper.
+XLA_FLAG = "--xla_allow_excess_precision=false"
+
+
+class BackendChoice(StrEnum):
+    """What runs the model."""
+
+    TPU = "tpu"
+    INTERPRET = "interpret"
+    REFERENCE = "reference"
+
+
+ModelOption = Annotated[
+    str | None,
+    typer.Option(help="A name of `mkc models`, or file.py:function; default by the config."),
+]
+WeightsOption = Annotated[
+    str | None,
+    typer.Option(help="Checkpoint folder, or OWNER/NAME of the Hugging Face hub."),
+]
+RevisionOption = Annotated[
+    str | None, typer.Option(help="Branch, tag or commit of a hub checkpoint.")
+]
+PackedOption = Annotated[
+    Path | None, typer.Option(help="Folder that mkc pack wrote; default packs on the fly.")
+]
+BackendOption = Annotated[BackendChoice, typer.Option(help="What runs the model.")]
+TargetOption = Annotated[
+    str, typer.Option(help="Of the kernel: GENERATION or GENERATION:TOPOLOGY, see `mkc targets`.")
+]
+TpOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="Ranks; default all devices on TPUs, 1 when interpreted."),
+]
+ContextOption = Annotated[
+    int | None, typer.Option(min=1, help=f"Positions; default {DEFAULT_CONTEXT} or the model's.")
+]
+MaxTokensOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="Most tokens of an answer; default what there is room for."),
+]
+TemperatureOption = Annotated[
+    float | None, typer.Option(help="0 for the most probable token; default the checkpoint's.")
+]
+TopKOption = Annotated[int | None, typer.Option(help="Keep so many tokens, 0 for all.")]
+TopPOption = Annotated[float | None, typer.Option(help="Keep tokens with this much mass.")]
+MinPOption = Annotated[float | None, typer.Option(help="Keep tokens this near to the best one.")]
+SeedOption = Annotated[int | None, typer.Option(help="Makes sampling repeatable.")]
+ThinkOption = Annotated[
+    bool | None, typer.Option("--think/--no-think", help="Whether the model thinks first.")
+]
+QuietOption = Annotated[bool, typer.Option("--quiet", help="Do not say what runs.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelChoice:
+    """What the user named; see the options above."""
+
+    model: str | None
+    weights: str | None
+    revision: str | None
+    packed: Path | None
+    backend: BackendChoice
+    target: str
+    tp: int | None
+    context: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """An opened checkpoint.
+
+    Attributes:
+      sampling: what the checkpoint asks for.
+    """
+
+    generator: Generator
+    tokenizer: Tokenizer
+    chat: Chat
+    sampling: SamplingParams
+    description: str
+
+    def stream(self, request: Request) -> Iterator[Delta]:
+        """The deltas of one request; the last one has its end. Ctrl-C cancels it.
+
+        Raises:
+          MkcError: the request is refused.
+        """
+        number = self.generator.add(request)
+        with interrupts() as interrupted:
+            try:
+                while number in self.generator.running:
+                    if interrupted():
+                        yield self.generator.cancel(number)
+                        return
+                    yield from self.generator.rounds()
+            finally:
+                if number in self.generator.running:
+                    self.generator.cancel(number)
+
+
+@contextmanager
+def interrupts() -> Iterator[Callable[[], bool]]:
+    """A function that says whether Ctrl-C has been pressed since; a second one is an exception.
+
+    An exception at any moment could get between a launch and the states that it returns.
+    """
+    pressed = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+
+    if current_thread() is not main_thread():
+        yield lambda: False  # only the main thread gets signals
+        return
+    before = signal(SIGINT, note)
+    try:
+        yield lambda: pressed
+    finally:
+        signal(SIGINT, before)
+
+
+def open_session(choice: ModelChoice, *, quiet: bool) -> Session:
+    """Opens a checkpoint, and says on stderr what runs.
+
+    Raises:
+      MkcError: something of it is missing or does not fit.
+    """
+    prepare_jax(choice)
+    checkpoint = Checkpoint.open(choice.weights or default_checkpoint(), revision=choice.revision)
+    model = choice.model or model_of(checkpoint.config)
+    context = choice.context or default_context(checkpoint.config)
+    graph = model_graph(model, batch=1, context=context, config_path=checkpoint.folder)
+    tokenizer = load_tokenizer(checkpoint.folder)
+    chat = load_chat(checkpoint.folder, tokenizer)
+    opened = open_backend(choice, graph, checkpoint)
+    for name in opened.not_finite:
+        print(f"warning: tensor '{name}' has a NaN or an infinity", file=sys.stderr)
+    if not quiet:
+        print(f"mkc: {opened.description}", file=sys.stderr)
+    cache = PrefixCache(rows=opened.backend.prefill_rows, max_bytes=PREFIX_CACHE_BYTES)
+    return Session(
+        generator=Generator(opened.backend, tokenizer=tokenizer, prefix_cache=cache),
+        tokenizer=tokenizer,
+        chat=chat,
+        sampling=default_sampling(checkpoint.folder),
+        description=opened.description,
+    )
+
+
+def open_backend(choice: ModelChoice, graph: Graph, checkpoint: Checkpoint) -> OpenedBackend:
+    """The backend that the user named, and no other."""
+    if choice.backend is BackendChoice.REFERENCE:
+        return open_reference(graph, checkpoint, rounds_per_launch=ROUNDS_PER_LAUNCH)
+    interpreted = choice.backend is BackendChoice.INTERPRET
+    tp = choice.tp or (1 if interpreted else None)
+    target = choose_topology(graph, choice.target, tp)
+    assert target.topology is not None
+    return open_kernel(
+        "interpret" if interpreted else "tpu",
+        graph,
+        checkpoint,
+        target=target,
+        tp=tp or target.topology.devices,
+        rounds_per_launch=ROUNDS_PER_LAUNCH,
+        packed=choice.packed,
+    )
+
+
+def prepare_jax(choice: ModelChoice) -> None:
+    """Settings that JAX reads when it first runs something; the user's own ones win."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if "xla_allow_excess_precision" not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {XLA_FLAG}".strip()
+    if choice.backend is not BackendChoice.TPU and "JAX_PLATFORMS" not in os.environ:
+        jax.config.update("jax_platforms", "cpu")
+    if choice.backend is BackendChoice.INTERPRET and (choice.tp or 1) > 1:
+        jax.config.update("jax_num_cpu_devices", choice.tp)
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        jax.config.update("jax_compilation_cache_dir", str(CACHE_FOLDER.expanduser()))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+
+
+def default_checkpoint() -> str:
+    """The checkpoint that comes with mkc."""
+    return str(Path(import_module(PACKAGE).__path__[0], DEFAULT_CHECKPOINT))
+
+
+def model_of(config: Mapping[str, Any]) -> str:
+    """The first registered model that accepts a config.
+
+    Raises:
+      UnknownModelError: there is none.
+    """
+    models = registered_models()
+    for name, model in sorted(models.items()):
+        try:
+            model.load_config(config)
+        except ConfigError:
+            continue
+        return name
+    raise UnknownModelError(name=str(config.get("model_type")), known=models)
+
+
+def default_context(config: Mapping[str, Any]) -> int:
+    """What the model was made for, at most DEFAULT_CONTEXT."""
+    text = config.get("text_config") or config
+    limit = text.get("max_position_embeddings")
+    return min(limit, DEFAULT_CONTEXT) if isinstance(limit, int) else DEFAULT_CONTEXT
+
+
+def sampling_of(
+    default: SamplingParams,
+    *,
+    temperature: float | None,
+    top_k: int | None,
+    top_p: float | None,
+    min_p: float | None,
+    seed: int | None,
+) -> SamplingParams:
+    """The checkpoint's sampling with what the user gave. Raises `GenerationOptionError`."""
+    given = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "seed": seed,
+    }
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return replace(default, **changes)
+
+
+def statistics_line(statistics: SequenceStatistics) -> str:
+    """What one answer took, in a line."""
+    cached = f" ({statistics.cached_tokens} cached)" if statistics.cached_tokens else ""
+    return (
+        f"{statistics.prompt_tokens} prompt tokens{cached}, first token after "
+        f"{statistics.prefill_seconds:.2f} s, {statistics.output_tokens} tokens in "
+        f"{statistics.rounds} rounds of {statistics.launches} launches, "
+        f"{statistics.tokens_per_second:.1f} tokens/s"
+    )

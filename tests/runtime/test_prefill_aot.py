@@ -1,0 +1,75 @@
+"""The full-size prefill programs, compiled by the real TPU compiler, over the kernel's operands."""
+
+from __future__ import annotations
+
+from functools import cache
+from json import loads
+from pathlib import Path
+
+import pytest
+
+from mkc import Graph
+from mkc.driver import lower_graph
+from mkc.report import rank_bytes
+from mkc.runtime.prefill_aot import PrefillAot
+from mkc.runtime.prefill_aot import compile_prefill_ahead
+from mkc.runtime.prefill_aot import large_copies
+from mkc.targets import load_target
+from models.qwen38 import MODEL
+
+CONFIG = Path(__file__).parents[2] / "models" / MODEL.default_config
+TARGET = "tpu7x:2x2x1"
+RANKS = 8
+MIB = 1 << 20
+
+
+def graph(batch: int, context: int) -> Graph:
+    return MODEL.trace(loads(CONFIG.read_text()), batch=batch, context=context)
+
+
+@cache
+def compiled(rows: int, batch: int, context: int) -> PrefillAot:
+    return compile_prefill_ahead(graph(batch, context), target=TARGET, tp=RANKS, rows=rows)
+
+
+def check(rows: int, batch: int, context: int, workspace_bytes: int) -> None:
+    """Nothing is copied that has the size of weights or states."""
+    found = compiled(rows, batch, context)
+    assert found.ok, found.error
+    program = lower_graph(graph(batch, context), load_target(TARGET), tp=RANKS).program
+    weights, states = rank_bytes(program)
+    assert found.argument_bytes >= weights + states
+    assert found.aliased_bytes >= states, "a state is not changed in place"
+    assert found.temporary_bytes <= workspace_bytes
+    assert found.large_copies == ()
+
+
+def test_a_block_of_64_rows_needs_a_thousandth_of_the_tape() -> None:
+    check(64, batch=1, context=4096, workspace_bytes=16 * MIB)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("rows", "batch", "context", "workspace"),
+    [(16, 8, 4096, 16), (256, 8, 4096, 64), (1024, 1, 131_072, 128)],
+)
+def test_every_size(rows: int, batch: int, context: int, workspace: int) -> None:
+    check(rows, batch=batch, context=context, workspace_bytes=workspace * MIB)
+
+
+def test_what_the_compiler_refuses_is_told() -> None:
+    found = compile_prefill_ahead(graph(1, 4096), target="tpu7x:1x1x1", tp=RANKS, rows=16)
+    assert not found.ok
+    assert found.error is not None
+    assert "DeviceCountError" in found.error
+
+
+def test_copies_are_found_in_the_text_of_a_program() -> None:
+    """Copies and transpositions of more than 64 MiB, in fusions too."""
+    text = """
+      %copy.1 = bf16[12584960,256]{1,0:T(16,128)(2,1)} copy(%tape)
+      %copy.2 = f32[64,128]{1,0} copy(%small)
+      ROOT %transpose.3 = bf16[31232,5120]{1,0} transpose(%head), dimensions={1,0}
+      %fusion.4 = bf16[12584960,256]{1,0} fusion(%tape), kind=kLoop
+    """
+    assert large_copies(text) == ("bf16[12584960,256]", "bf16[31232,5120]")
