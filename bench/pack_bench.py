@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -143,8 +142,14 @@ def copy(source: Path, target: Path) -> float:
         os.fsync(descriptor)
         os.close(descriptor)
     seconds = time.perf_counter() - start
-    shutil.rmtree(target)
+    remove(target)
     return seconds
+
+
+def remove(folder: Path) -> None:
+    """Removes a folder and waits until the disk is done with it, which is no part of a next run."""
+    shutil.rmtree(folder)
+    os.sync()
 
 
 def pack_in_process(source: Path, target: Path, ranks: int) -> Packed:
@@ -152,7 +157,7 @@ def pack_in_process(source: Path, target: Path, ranks: int) -> Packed:
     command = [sys.executable, __file__, "--child", str(source), str(target), "--tp", str(ranks)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     child = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=environment)
-    shutil.rmtree(target)
+    remove(target)
     return Packed(**json.loads(child.stdout))
 
 
@@ -166,11 +171,18 @@ def child(source: Path, target: Path, ranks: int) -> None:
     measured = Packed(
         seconds=time.perf_counter() - start,
         processor_seconds=time.process_time() - started,
-        peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,  # Linux: kilobytes
+        peak_bytes=peak_memory(),
         packed_bytes=result.bytes,
         group_bytes=largest_group(lowered, checkpoint),
     )
     print(json.dumps(asdict(measured)))
+
+
+def peak_memory() -> int:
+    """Largest resident memory of this process, on Linux; `getrusage` counts its parent's too."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    line = next(one for one in status.splitlines() if one.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
 
 
 def largest_group(lowered: Lowered, checkpoint: Checkpoint) -> int:

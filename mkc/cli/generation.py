@@ -49,11 +49,13 @@ from mkc.runtime.text import load_tokenizer
 
 DEFAULT_CHECKPOINT = "tiny"  # a folder of the models package
 DEFAULT_CONTEXT = 4096
+CONTEXT_MULTIPLE = 16  # rows of a cache tile in bf16
 ROUNDS_PER_LAUNCH = 8  # text appears in steps of so many tokens
 PREFIX_CACHE_BYTES = 1 << 30
 CACHE_FOLDER = Path("~/.cache/mkc/compiled")
 # bf16 results are rounded where the graph says so, not where XLA finds it cheaper.
-XLA_FLAG = "--xla_allow_excess_precision=false"
+ROUNDING_FLAG = "xla_allow_excess_precision"
+DEVICES_FLAG = "xla_force_host_platform_device_count"
 
 
 class BackendChoice(StrEnum):
@@ -226,13 +228,14 @@ def open_backend(choice: ModelChoice, graph: Graph, checkpoint: Checkpoint) -> O
 
 def prepare_jax(choice: ModelChoice) -> None:
     """Settings that JAX reads when it first runs something; the user's own ones win."""
-    flags = os.environ.get("XLA_FLAGS", "")
-    if "xla_allow_excess_precision" not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {XLA_FLAG}".strip()
+    flags = {ROUNDING_FLAG: "false"}
+    if choice.backend is BackendChoice.INTERPRET:
+        flags[DEVICES_FLAG] = str(choice.tp or 1)
+    given = os.environ.get("XLA_FLAGS", "")
+    added = [f"--{flag}={value}" for flag, value in flags.items() if flag not in given]
+    os.environ["XLA_FLAGS"] = " ".join([given, *added]).strip()
     if choice.backend is not BackendChoice.TPU and "JAX_PLATFORMS" not in os.environ:
         jax.config.update("jax_platforms", "cpu")
-    if choice.backend is BackendChoice.INTERPRET and (choice.tp or 1) > 1:
-        jax.config.update("jax_num_cpu_devices", choice.tp)
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         jax.config.update("jax_compilation_cache_dir", str(CACHE_FOLDER.expanduser()))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
@@ -260,10 +263,10 @@ def model_of(config: Mapping[str, Any]) -> str:
 
 
 def default_context(config: Mapping[str, Any]) -> int:
-    """What the model was made for, at most DEFAULT_CONTEXT."""
+    """What the model was made for, at most DEFAULT_CONTEXT; whole cache tiles."""
     text = config.get("text_config") or config
-    limit = text.get("max_position_embeddings")
-    return min(limit, DEFAULT_CONTEXT) if isinstance(limit, int) else DEFAULT_CONTEXT
+    limit = int(text.get("max_position_embeddings", DEFAULT_CONTEXT))
+    return max(1, min(limit, DEFAULT_CONTEXT) // CONTEXT_MULTIPLE) * CONTEXT_MULTIPLE
 
 
 def sampling_of(

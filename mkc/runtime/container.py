@@ -312,6 +312,8 @@ def write_at(descriptor: int, array: Array, offset: int) -> None:
     view = memoryview(array.reshape(-1).view(np.uint8))
     while len(view):
         count = os.pwrite(descriptor, view, offset)
+        if count == 0:  # no file system should; trying for ever would be the worst answer
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         view = view[count:]
         offset += count
 

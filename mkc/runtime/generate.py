@@ -250,14 +250,7 @@ class Generator:
             tokens[one.slot] = one.output[-1]
             positions[one.slot] = one.position
             active[one.slot] = True
-        rounds = self._launch_rounds(ready, count)
-        if rounds > 1:
-            emitted = self.backend.greedy_rounds(
-                tokens, positions, active, rounds=rounds, stop_ids=self._launch_stops(ready)
-            )
-            for one in ready:
-                self._take_all(one, [int(token) for token in emitted[:, one.slot]])
-        else:
+        if any(one.needs_logits for one in ready):
             result = self.backend.step(tokens, positions, active)
             for one in ready:
                 one.statistics.rounds += 1
@@ -265,13 +258,21 @@ class Generator:
                     one.choose(result.logits[one.slot])
                 else:
                     one.take(Choice(token=int(result.next_token[one.slot])))
+        else:
+            emitted = self.backend.greedy_rounds(
+                tokens,
+                positions,
+                active,
+                rounds=self._launch_rounds(ready, count),
+                stop_ids=self._launch_stops(ready),
+            )
+            for one in ready:
+                self._take_all(one, [int(token) for token in emitted[:, one.slot]])
         for one in ready:
             one.statistics.launches += 1
 
     def _launch_rounds(self, ready: list[RunningSequence], count: int | None) -> int:
         """How many rounds one launch may run."""
-        if any(one.needs_logits for one in ready):
-            return 1
         # A shorter sequence may run on to no use, but never beyond the context.
         return min(
             self.backend.rounds_per_launch if count is None else count,

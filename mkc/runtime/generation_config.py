@@ -8,7 +8,7 @@ from mkc.runtime.sampling import SamplingParams
 from mkc.runtime.text.files import read_object
 
 FILE = "generation_config.json"
-NUMBERS = {"temperature": float, "top_k": int, "top_p": float, "min_p": float}
+NUMBERS = ("temperature", "top_k", "top_p", "min_p")
 PENALTY = "repetition_penalty"
 
 
@@ -24,7 +24,11 @@ def default_sampling(folder: Path) -> SamplingParams:
     if not found.get("do_sample"):
         return SamplingParams(repetition_penalty=penalty)
     # Absent or null means that the rule does not apply; a temperature of 1 changes nothing.
-    given = {
-        name: kind(found[name]) for name, kind in NUMBERS.items() if found.get(name) is not None
-    }
-    return SamplingParams(**{"temperature": 1.0, **given}, repetition_penalty=penalty)
+    given = {name: found[name] for name in NUMBERS if found.get(name) is not None}
+    return SamplingParams(
+        temperature=float(given.get("temperature", 1.0)),
+        top_k=int(given.get("top_k", 0)),
+        top_p=float(given.get("top_p", 1.0)),
+        min_p=float(given.get("min_p", 0.0)),
+        repetition_penalty=penalty,
+    )

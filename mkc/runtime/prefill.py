@@ -158,7 +158,7 @@ class PrefillProgram:
         """Memory of one device that a call needs besides weights and states."""
         memory = self.compiled.memory_analysis()
         assert memory is not None, "the compiler does not tell what memory the program needs"
-        return memory.temp_size_in_bytes
+        return int(memory.temp_size_in_bytes)
 
     def abstract_arguments(self) -> tuple[Any, ...]:
         """Shapes, dtypes and shardings of the function's arguments."""

@@ -209,7 +209,8 @@ def sum_over_ranks(partial: Array, ranks: int, dtype: jnp.dtype) -> Array:
         return _in_order(parts).astype(dtype)
     shares = partial.reshape(partial.shape[0], ranks, columns // ranks)
     mine = lax.all_to_all(shares, AXIS, split_axis=1, concat_axis=0, tiled=False)
-    return lax.all_gather(_in_order(mine).astype(dtype), AXIS, axis=1, tiled=True)
+    total: Array = lax.all_gather(_in_order(mine).astype(dtype), AXIS, axis=1, tiled=True)
+    return total
 
 
 def _in_order(parts: Array) -> Array:

@@ -29,7 +29,7 @@ CHOICE = 0
 SEED_BITS = 64
 MOST_ALTERNATIVES = 20
 # How many of the largest logits are sorted first when the nucleus is looked for.
-FIRST_CANDIDATES = 1024
+FIRST_CANDIDATES = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,12 +227,12 @@ def kept_tokens(logits: Array, params: SamplingParams) -> tuple[Array, Array]:
     Args:
       logits: after penalties, biases and mask; at least one is above minus infinity.
     """
+    # A positive temperature does not change the order, so the few largest can be found first.
+    ids = np.sort(largest(logits, params.top_k)) if params.top_k else np.arange(len(logits))
+    ids = ids[logits[ids] > -inf]
     # A product with the reciprocal could overflow for the smallest temperatures.
-    scaled = (logits.astype(np.float64) - float(logits.max())) / params.temperature
-    ids = np.flatnonzero(scaled > -inf)
-    if 0 < params.top_k < len(ids):
-        ids = np.sort(largest(scaled, params.top_k))
-    weights = np.exp(scaled[ids])
+    scaled = (logits[ids].astype(np.float64) - float(logits.max())) / params.temperature
+    weights = np.exp(scaled)
     if params.min_p > 0:
         keep = weights >= params.min_p * weights.max()
         ids, weights = ids[keep], weights[keep]

@@ -90,6 +90,9 @@ class FakeBackend:
         stopped: set[int] = set()
         while len(emitted) < rounds and stopped != set(on):
             for slot in on:
+                if slot in stopped:  # undefined: here it stays where it is and says token 0
+                    fed[slot] = 0
+                    continue
                 self._feed(slot, int(fed[slot]))
                 fed[slot] = int(np.argmax(self.logits(self.slots[slot])))
                 if fed[slot] in stop_ids:

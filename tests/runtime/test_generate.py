@@ -344,9 +344,9 @@ def test_a_launch_has_no_more_rounds_than_asked_for_or_needed() -> None:
 def test_a_launch_never_goes_beyond_the_context() -> None:
     """The backend asserts it: a short sequence near the end holds the launch back."""
     backend = FakeBackend(batch=2, context=24, rounds=8)
-    requests = [Request(tokens=[3] * 20), Request(tokens=(4,))]
+    requests = [Request(tokens=(4,)), Request(tokens=[3] * 20)]
     outputs = generate(Generator(backend, chunk_rows=24), requests)
-    assert [len(one.tokens) for one in outputs] == [4, 23]
+    assert [len(one.tokens) for one in outputs] == [23, 4]
 
 
 def test_a_launch_ends_at_a_stop_id_that_all_sequences_share() -> None:
@@ -355,6 +355,21 @@ def test_a_launch_ends_at_a_stop_id_that_all_sequences_share() -> None:
     generator = Generator(backend, stop_ids={expected[3]})
     assert generator.generate(Request(tokens=PROMPT)).tokens == expected
     assert backend.launches == [3]
+
+
+def test_a_stop_id_of_one_sequence_does_not_stop_another() -> None:
+    """A backend stops everybody at the ids of a launch, so these are only what all agree on."""
+    expected = greedy(PROMPT, 12)
+    other = (9, 9)
+    stop = expected[4]
+    assert stop not in greedy(other, 12)
+    backend = FakeBackend(batch=2, rounds=8)
+    requests = [
+        Request(tokens=other, stop_ids=frozenset({stop}), max_tokens=12),
+        Request(tokens=PROMPT, max_tokens=12),
+    ]
+    outputs = generate(Generator(backend), requests)
+    assert [one.tokens for one in outputs] == [greedy(other, 12), expected]
 
 
 # Sampling.

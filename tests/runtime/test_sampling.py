@@ -103,6 +103,12 @@ def test_frequencies_are_those_of_the_distribution(params: SamplingParams) -> No
     assert statistic < bounds[int(possible.sum()) - 1]
 
 
+def test_a_draw_takes_the_token_whose_interval_has_the_number() -> None:
+    """Intervals begin at their lower end, so a token without probability is never drawn."""
+    ids, probabilities = np.array([3, 5, 8]), np.array([0.0, 0.5, 0.5])
+    assert [draw(ids, probabilities, number) for number in (0.0, 0.25, 0.5, 0.999)] == [5, 5, 8, 8]
+
+
 def test_draws_of_different_seeds_are_independent() -> None:
     """Pairs of draws at one position with two seeds have the product distribution."""
     params = SamplingParams(temperature=1.0)

@@ -69,7 +69,7 @@ def typed_json(text: str, kinds: Sequence[str]) -> str:
             return dumps(text, ensure_ascii=False)
         value = WORDS[stripped.lower()]
         whole = dumps(value)
-    fits = not isinstance(value, str) and any(_is_of(value, kind) for kind in kinds)
+    fits = any(_is_of(value, kind) for kind in kinds)
     return whole if fits else dumps(text, ensure_ascii=False)
 
 

@@ -54,7 +54,7 @@ class Detokenizer:
         """The bytes at the end of the prompt that begin a character and do not end it."""
         end = b""
         for one in reversed(prompt):
-            if one in self._tokenizer.special_ids or len(end) >= MAX_INCOMPLETE:
+            if len(end) >= MAX_INCOMPLETE:
                 break
             end = self._tokenizer.token_bytes(one)[-MAX_INCOMPLETE:] + end
         end = end[-MAX_INCOMPLETE:]

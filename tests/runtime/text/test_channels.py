@@ -126,7 +126,7 @@ def test_a_schema_for_the_answer(channel_chat: Chat) -> None:
 
 
 def test_a_thinking_conversation_has_a_thought_even_where_it_is_empty(channel_chat: Chat) -> None:
-    messages = [{"role": "assistant", "content": "Yes."}]
+    messages = [{"role": "assistant", "content": "Yes.", "reasoning_content": " \n"}]
     on = channel_chat.encode(ChatRequest(messages=messages))
     off = channel_chat.encode(ChatRequest(messages=messages, thinking=False))
     assert "<|open|>think<|sep|><|close|>think<|sep|><|open|>response" in on.text
@@ -292,6 +292,24 @@ def test_a_stop_string_does_not_reach_across_channels(channel_chat: Chat) -> Non
     text = "E<|close|>think<|sep|><|open|>response<|sep|>ND"
     found = reply(channel_chat, text, stops=StopConditions(strings=("END",)))
     assert found == Reply(reasoning="E", content="ND", tool_calls=())
+
+
+def test_text_that_could_have_been_a_stop_string_comes_before_the_call(channel_chat: Chat) -> None:
+    text = 'one E<|close|>response<|sep|><|open|>tools<|sep|><|open|>call tool="f"<|sep|>'
+    stops = StopConditions(strings=("END",))
+    pieces = singles(ids_of(channel_chat, text))
+    events = follow(channel_chat, pieces, thinking=False, stops=stops)
+    kinds = [type(one).__name__ for one in events]
+    assert joined(events).content == "one E"
+    assert kinds[-2:] == ["ToolCallBegin", "ToolCallEnd"]
+
+
+def test_a_marker_ends_a_text_inside_a_character(channel_chat: Chat) -> None:
+    prompt = channel_chat.encode(user("Hi"))
+    cut_off = list("早".encode()[:2])
+    rest = ids_of(channel_chat, "<|close|>think<|sep|><|open|>response<|sep|>Yes.")
+    found = joined(channel_chat.output(prompt).feed([*cut_off, *rest]).events)
+    assert found == Reply(reasoning="\ufffd", content="Yes.", tool_calls=())
 
 
 def test_text_outside_of_channels_is_content(channel_chat: Chat) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -85,6 +86,14 @@ def test_nothing_is_shown_after_the_stop() -> None:
 def test_the_first_to_be_complete_counts() -> None:
     result = StopStrings(["abcd", "bc"]).feed("xabcd")
     assert (result.text, result.matched) == ("xa", "bc")
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "shown"),
+    [("aaab", "aab", "a"), ("ababac", "abac", "ab"), ("aabaabaaa", "aabaaa", "aab")],
+)
+def test_a_stop_string_may_begin_inside_a_failed_one(text: str, stop: str, shown: str) -> None:
+    assert StopStrings([stop]).feed(text).text == shown
 
 
 def test_the_work_is_linear() -> None:

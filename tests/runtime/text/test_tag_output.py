@@ -128,6 +128,8 @@ def test_a_call_that_is_cut_off_is_incomplete(cut: int) -> None:
         "<tool_call>\n</tool_call>",
         "see <tool_call>x<function=f>",
         "a < b <tool",
+        "<tool_call>a<",
+        "<tool_call>a</tool_",
         "</tool_call>",
     ],
 )
@@ -137,6 +139,11 @@ def test_what_is_no_call_is_content(text: str) -> None:
 
 def test_what_is_no_call_may_be_followed_by_one() -> None:
     assert reply(f"<tool_call>x{CALL}") == only(content="<tool_call>x", calls=[WEATHER])
+
+
+def test_what_follows_a_function_without_an_end_of_the_call_is_content() -> None:
+    found = reply("<tool_call><function=a></function>x</tool")
+    assert (found.content, len(found.tool_calls)) == ("x</tool", 1)
 
 
 def test_without_tools_the_tags_are_content() -> None:

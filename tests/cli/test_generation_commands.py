@@ -1,0 +1,228 @@
+"""`mkc run` and `mkc chat` on a checkpoint folder with a tokenizer and a template."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from signal import SIGINT
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+from typer.testing import Result
+
+from mkc.cli import generation
+from mkc.cli.main import app
+from mkc.errors import ChatTemplateError
+from mkc.errors import PromptLengthError
+from mkc.errors import UnknownModelError
+from mkc.ir.graph import Graph
+from mkc.runtime.backends import OpenedBackend
+from mkc.runtime.checkpoint import Checkpoint
+from mkc.runtime.generate import Generator
+from mkc.runtime.request import Request
+from mkc.runtime.sampling import Array
+from mkc.runtime.text import load_tokenizer
+from tests.goldens import golden_case
+from tests.runtime.checkpoints import write_checkpoint
+from tests.runtime.fake_backend import VOCAB
+from tests.runtime.fake_backend import FakeBackend
+from tests.runtime.text.checkpoints import byte_level_checkpoint
+
+CONTEXT = 304
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A golden model with a byte-level tokenizer of 400 tokens."""
+    found = write_checkpoint(tmp_path_factory.mktemp("cli") / "model", "qwen38_lane")
+    byte_level_checkpoint(found)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def no_compilation_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
+
+
+class Answers(FakeBackend):
+    """Takes the place of the model, and answers with a text whatever it is asked.
+
+    Attributes:
+      prompts: what it was asked, as text.
+      interrupt: press Ctrl-C after so many tokens of an answer.
+    """
+
+    prefill_rows = CONTEXT  # a prompt comes in one call
+
+    def __init__(self, folder: Path, text: str) -> None:
+        super().__init__(context=CONTEXT, logits=self._say)
+        self.prompts: list[str] = []
+        self.interrupt: int | None = None
+        self._tokenizer = load_tokenizer(folder)
+        self._script = self._tokenizer.encode(text, allow_special=True)
+        self._start = 0
+
+    def opened(
+        self, choice: generation.ModelChoice, graph: Graph, checkpoint: Checkpoint
+    ) -> OpenedBackend:
+        assert graph.context == CONTEXT
+        return OpenedBackend(backend=self, description="no model", not_finite=("bad.w",))
+
+    def prefill(self, slot: int, tokens: Sequence[int], position: int) -> Array:
+        self.prompts.append(self._tokenizer.decode(tokens))
+        self._start = position + len(tokens)
+        return super().prefill(slot, tokens, position)
+
+    def _say(self, history: Sequence[int]) -> Array:
+        said = len(history) - self._start
+        if said == self.interrupt:
+            os.kill(os.getpid(), SIGINT)
+        row = np.zeros(VOCAB, np.float32)
+        row[self._script[said % len(self._script)]] = 9
+        return row
+
+
+def invoke(*arguments: str, stdin: str = "") -> Result:
+    return CliRunner().invoke(app, [*arguments, "--context", str(CONTEXT)], input=stdin)
+
+
+@pytest.fixture
+def answers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Answers:
+    found = Answers(folder, "so so\n</think>\n\n12 + 7 = 19<|end|>")
+    monkeypatch.setattr(generation, "open_backend", found.opened)
+    return found
+
+
+def test_run_prints_the_answer_and_says_what_runs(folder: Path, answers: Answers) -> None:
+    result = invoke("run", "-p", "12 + 7", "--weights", str(folder), "--stats")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "12 + 7 = 19\n"
+    assert "mkc: no model" in result.stderr
+    assert "warning: tensor 'bad.w'" in result.stderr
+    assert "tokens/s" in result.stderr
+    assert answers.prompts == ["<|turn|>user\n12 + 7<|end|>\n<|turn|>assistant\n<think>\n"]
+
+
+def test_run_raw_continues_text(folder: Path, answers: Answers) -> None:
+    result = invoke("run", "-p", "12 + 7", "--weights", str(folder), "--raw", "--quiet")
+    assert answers.prompts == ["12 + 7"]
+    assert result.stdout == "so so\n</think>\n\n12 + 7 = 19\n"
+    assert "no model" not in result.stderr
+
+
+def test_run_json(folder: Path, answers: Answers) -> None:
+    result = invoke("run", "-p", "12 + 7", "--weights", str(folder), "--json", "--stop", "9")
+    found = json.loads(result.stdout)
+    assert found["text"] == "12 + 7 = 1"
+    assert found["reasoning"].strip() == "so so"
+    assert (found["finish_reason"], found["stop"]) == ("stop", "9")
+    assert found["statistics"]["output_tokens"] == len(found["tokens"])
+
+
+def test_run_takes_its_sampling_from_the_checkpoint(
+    folder: Path, answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    add = Generator.add
+
+    def noted(self: Generator, request: Request) -> int:
+        seen.append(request.sampling)
+        return add(self, request)
+
+    monkeypatch.setattr(Generator, "add", noted)
+    file = folder / "generation_config.json"
+    file.write_text(json.dumps({"do_sample": True, "temperature": 0.7, "top_k": 20}))
+    try:
+        invoke("run", "-p", "a", "--weights", str(folder), "--top-k", "5", "--seed", "3")
+    finally:
+        file.unlink()
+    invoke("run", "-p", "a", "--weights", str(folder))
+    assert [(one.temperature, one.top_k, one.seed) for one in seen] == [(0.7, 5, 3), (0.0, 0, None)]
+
+
+def test_run_refuses_a_prompt_that_is_too_long(folder: Path, answers: Answers) -> None:
+    result = invoke("run", "-p", "the cat " * CONTEXT, "--weights", str(folder), "--raw")
+    assert isinstance(result.exception, PromptLengthError)
+    assert str(CONTEXT) in result.exception.message
+
+
+def test_run_without_a_template_asks_for_raw(
+    folder: Path, answers: Answers, tmp_path: Path
+) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for file in folder.iterdir():
+        if file.name != "chat_template.jinja":
+            (bare / file.name).symlink_to(file)
+    result = invoke("run", "-p", "12", "--weights", str(bare))
+    assert isinstance(result.exception, ChatTemplateError)
+    assert invoke("run", "-p", "12", "--weights", str(bare), "--raw").exit_code == 0
+
+
+def test_interrupted_run_leaves_with_the_status_of_shells(folder: Path, answers: Answers) -> None:
+    answers.interrupt = 3
+    result = invoke("run", "-p", "12", "--weights", str(folder), "--raw")
+    assert result.exit_code == 130
+    assert answers.slots == [[]], "the slot is free again"
+
+
+def test_chat_remembers_until_it_is_reset(folder: Path, answers: Answers) -> None:
+    lines = "the cat\n\nand the mat\n/reset\nagain\n/exit\nnever\n"
+    result = invoke("chat", str(folder), "--system", "short", stdin=lines)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("12 + 7 = 19") == 3
+    first, second, third = answers.prompts
+    assert "the cat" in first
+    assert "the cat" in second
+    assert "12 + 7 = 19" in second
+    assert "the cat" not in third
+    assert "short" in third
+
+
+def test_chat_commands(folder: Path, answers: Answers) -> None:
+    result = invoke("chat", str(folder), stdin="/stats\nhi\n/stats\n/draft off\n/what\n")
+    assert result.exit_code == 0, result.output
+    assert "no model" in result.stdout
+    assert "0 tokens answered" in result.stdout
+    assert "first token after" in result.stdout
+    assert "without" in result.stdout
+    assert "/reset" in result.stdout
+    assert len(answers.prompts) == 1, "commands are not for the model"
+
+
+def test_chat_goes_on_after_an_interrupt_and_after_an_error(folder: Path, answers: Answers) -> None:
+    answers.interrupt = 8
+    text = "the cat " * CONTEXT
+    result = invoke("chat", str(folder), stdin=f"first\n{text}\nlast\n")
+    assert result.exit_code == 0, result.output
+    assert "error[E330]" in result.stderr
+    assert len(answers.prompts) == 2
+    assert "first" in answers.prompts[1], "an interrupted answer stays"
+    assert "cat" not in answers.prompts[1], "a refused question does not"
+
+
+def test_the_model_is_found_by_the_config() -> None:
+    assert generation.model_of(golden_case("qwen38_lane").meta["config"]) == "qwen38"
+    with pytest.raises(UnknownModelError, match="unheard"):
+        generation.model_of({"model_type": "unheard"})
+
+
+@pytest.mark.long
+def test_backends_say_the_same(folder: Path, tmp_path: Path) -> None:
+    """The graph, the interpreted kernel, and the kernel with packed weights."""
+    packed = str(tmp_path / "packed")
+    pack = ["pack", "qwen38", "--weights", str(folder), "--target", "tpu7x", "--tp", "1"]
+    assert CliRunner().invoke(app, [*pack, "--out", packed]).exit_code == 0
+    found = []
+    for options in (["reference"], ["interpret"], ["interpret", "--packed", packed]):
+        run = ["run", "-p", "the cat sat", "--weights", str(folder), "--raw", "--json"]
+        result = invoke(*run, "--max-tokens", "6", "--backend", *options)
+        assert result.exit_code == 0, result.output
+        found.append(json.loads(result.stdout))
+    assert [one["backend"].split()[0] for one in found] == ["reference", "interpret", "interpret"]
+    assert len(found[0]["tokens"]) == 6
+    assert found[0]["tokens"] == found[1]["tokens"] == found[2]["tokens"]
+    assert found[0]["text"] == found[1]["text"] == found[2]["text"]
