@@ -164,10 +164,10 @@ def choose(
       allowed: bool [vocab]; None allows all.
 
     Raises:
-      NotFiniteLogitsError: a logit is NaN.
+      NotFiniteLogitsError: a logit is NaN or infinity.
       NoTokenAllowedError: nothing is left to choose from.
     """
-    if np.isnan(logits).any():
+    if not (logits < inf).all():
         raise NotFiniteLogitsError(position=position)
     changed = changed_logits(logits, params, counts=counts, allowed=allowed)
     if not (changed > -inf).any():
