@@ -1,0 +1,119 @@
+"""Every error a user can cause.
+
+An error has a stable `code`, and one message: what is wrong, where in the user's input, what was
+expected and what to do. The command line prints it as `error[E101]: ...` and leaves with status 2;
+anything that is not an `MkcError` is a fault of mkc itself. Codes are never given a second meaning.
+
+    E1xx  what the user asked for: config, model, target, context, batch, mesh, memory, output
+    E18x  an op that a part of the compiler does not know
+    E19x  text forms and registration
+    E2xx  a graph that does not make sense
+    E30x  checkpoints
+    E31x  packed weights
+    E32x  tokenizers, chat templates, stop strings
+    E33x  generation
+"""
+
+from __future__ import annotations
+
+from mkc.errors.base import MkcError
+from mkc.errors.base import Place
+from mkc.errors.checkpoint import CheckpointError
+from mkc.errors.checkpoint import CheckpointMismatchError
+from mkc.errors.checkpoint import DiskFullError
+from mkc.errors.checkpoint import PackedDamagedError
+from mkc.errors.checkpoint import PackedFolderError
+from mkc.errors.checkpoint import PackedMismatchError
+from mkc.errors.checkpoint import SafetensorsError
+from mkc.errors.generation import BackendError
+from mkc.errors.generation import GenerationOptionError
+from mkc.errors.generation import NotFiniteLogitsError
+from mkc.errors.generation import NoTokenAllowedError
+from mkc.errors.generation import PromptLengthError
+from mkc.errors.generation import PromptTokenError
+from mkc.errors.graph import GraphError
+from mkc.errors.graph import ParamNameError
+from mkc.errors.graph import PassSpecError
+from mkc.errors.graph import RegistrationError
+from mkc.errors.graph import ShapeError
+from mkc.errors.graph import TextError
+from mkc.errors.graph import TraceError
+from mkc.errors.graph import UnsupportedOpError
+from mkc.errors.request import AheadOfTimeError
+from mkc.errors.request import BatchError
+from mkc.errors.request import ConfigError
+from mkc.errors.request import ConfigFileError
+from mkc.errors.request import ConfigKeyError
+from mkc.errors.request import ConfigValueError
+from mkc.errors.request import ContextError
+from mkc.errors.request import DeviceCountError
+from mkc.errors.request import HbmError
+from mkc.errors.request import LiveBuffer
+from mkc.errors.request import ModelFileError
+from mkc.errors.request import OutputError
+from mkc.errors.request import ShardingError
+from mkc.errors.request import TileError
+from mkc.errors.request import UnknownModelError
+from mkc.errors.request import UnknownTargetError
+from mkc.errors.request import UnsupportedFeatureError
+from mkc.errors.request import VmemError
+from mkc.errors.text import ChatMessageError
+from mkc.errors.text import ChatOptionError
+from mkc.errors.text import ChatTemplateError
+from mkc.errors.text import StopStringError
+from mkc.errors.text import TextFormatError
+from mkc.errors.text import TokenizerFileError
+from mkc.errors.text import TokenizerVocabularyError
+from mkc.errors.text import UnsupportedTokenizerError
+
+__all__ = [
+    "AheadOfTimeError",
+    "BackendError",
+    "BatchError",
+    "ChatMessageError",
+    "ChatOptionError",
+    "ChatTemplateError",
+    "CheckpointError",
+    "CheckpointMismatchError",
+    "ConfigError",
+    "ConfigFileError",
+    "ConfigKeyError",
+    "ConfigValueError",
+    "ContextError",
+    "DeviceCountError",
+    "DiskFullError",
+    "GenerationOptionError",
+    "GraphError",
+    "HbmError",
+    "LiveBuffer",
+    "MkcError",
+    "ModelFileError",
+    "NoTokenAllowedError",
+    "NotFiniteLogitsError",
+    "OutputError",
+    "PackedDamagedError",
+    "PackedFolderError",
+    "PackedMismatchError",
+    "ParamNameError",
+    "PassSpecError",
+    "Place",
+    "PromptLengthError",
+    "PromptTokenError",
+    "RegistrationError",
+    "SafetensorsError",
+    "ShapeError",
+    "ShardingError",
+    "StopStringError",
+    "TextError",
+    "TextFormatError",
+    "TileError",
+    "TokenizerFileError",
+    "TokenizerVocabularyError",
+    "TraceError",
+    "UnknownModelError",
+    "UnknownTargetError",
+    "UnsupportedFeatureError",
+    "UnsupportedOpError",
+    "UnsupportedTokenizerError",
+    "VmemError",
+]

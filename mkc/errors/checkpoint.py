@@ -1,0 +1,92 @@
+"""Checkpoints and packed weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from mkc.errors.base import GIB
+from mkc.errors.base import MkcError
+from mkc.errors.base import Place
+from mkc.errors.base import sentence
+
+
+class CheckpointError(MkcError):
+    """A checkpoint that is not there or has no weights that mkc reads."""
+
+    code: ClassVar[str] = "E300"
+
+    def __init__(self, *, name: Place, problem: str, hint: str) -> None:
+        super().__init__(f"checkpoint {name}: {problem}. {sentence(hint)}")
+
+
+class SafetensorsError(MkcError):
+    """A safetensors file that cannot be read."""
+
+    code: ClassVar[str] = "E301"
+
+    def __init__(self, *, path: Place, problem: str) -> None:
+        super().__init__(
+            f"{path}: {problem}; expected a whole safetensors file. "
+            f"Get the file again from where the checkpoint came from."
+        )
+
+
+class CheckpointMismatchError(MkcError):
+    """The tensors of a checkpoint are not those of the model; all differences are listed."""
+
+    code: ClassVar[str] = "E302"
+
+    def __init__(self, *, name: Place, model: str, differences: Sequence[str]) -> None:
+        lines = "".join(f"\n  {one}" for one in differences)
+        super().__init__(
+            f"checkpoint {name} does not fit model '{model}'; all differences ({len(differences)}) "
+            f"are below. Use the config.json that came with the checkpoint, or a checkpoint of the "
+            f"model.{lines}"
+        )
+
+
+class PackedFolderError(MkcError):
+    """A folder that is not, or cannot become, a folder of packed weights."""
+
+    code: ClassVar[str] = "E310"
+
+    def __init__(self, *, path: Place, problem: str, hint: str) -> None:
+        super().__init__(f"packed folder {path}: {problem}. {sentence(hint)}")
+
+
+class PackedMismatchError(MkcError):
+    """A folder was packed for something else; the first difference is named."""
+
+    code: ClassVar[str] = "E311"
+
+    def __init__(self, *, path: Place, what: str, packed: object, expected: object) -> None:
+        super().__init__(
+            f"packed folder {path} was packed for something else: {what} is {packed}; expected "
+            f"{expected}. Pack again into another folder, or remove this one."
+        )
+
+
+class PackedDamagedError(MkcError):
+    """A packed file does not have the contents that were written."""
+
+    code: ClassVar[str] = "E312"
+
+    def __init__(self, *, path: Place, problem: str) -> None:
+        super().__init__(
+            f"{path}: {problem}; expected the bytes that mkc pack wrote. "
+            f"Remove the folder and pack again."
+        )
+
+
+class DiskFullError(MkcError):
+    """There is no room for packed weights; what was finished stays and is continued."""
+
+    code: ClassVar[str] = "E313"
+
+    def __init__(self, *, path: Place, needed_bytes: int, free_bytes: int) -> None:
+        super().__init__(
+            f"packed folder {path}: the disk is full; expected room for {needed_bytes / GIB:.2f} "
+            f"GiB more, it has {free_bytes / GIB:.2f} GiB. Free some space and run the same "
+            f"command again: it continues where it stopped."
+        )

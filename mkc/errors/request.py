@@ -1,0 +1,327 @@
+"""What the user asked for: config, model, target, context, batch, mesh, memory, output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mkc.errors.base import GIB
+from mkc.errors.base import MIB
+from mkc.errors.base import MkcError
+from mkc.errors.base import Place
+from mkc.errors.base import at
+from mkc.errors.base import listed
+from mkc.errors.base import sentence
+
+
+class ConfigError(MkcError):
+    """Something in a model's config; the concrete classes say what."""
+
+    code: ClassVar[str] = "E100"
+
+
+class ConfigKeyError(ConfigError):
+    """A key that the model needs is not in its config."""
+
+    code: ClassVar[str] = "E101"
+
+    def __init__(
+        self, *, key: str, expected: str, config: Place = "config.json", known: Iterable[str] = ()
+    ) -> None:
+        self.key = key
+        present = listed("the config has", known)
+        super().__init__(
+            f"{config}: key '{key}' is missing; expected {expected}.{present} "
+            f"Add '{key}' to the config, or use the config.json that came with the checkpoint."
+        )
+
+
+class ConfigValueError(ConfigError):
+    """A key of the config has a value that cannot be right."""
+
+    code: ClassVar[str] = "E102"
+
+    def __init__(
+        self, *, key: str, got: object, expected: str, config: Place = "config.json", hint: str = ""
+    ) -> None:
+        self.key = key
+        super().__init__(
+            f"{config}: key '{key}' is {got!r}; expected {expected}. "
+            f"{sentence(hint or f'Correct {key!r} in the config')}"
+        )
+
+
+class UnsupportedFeatureError(ConfigError):
+    """The config asks for something that this version of mkc cannot do."""
+
+    code: ClassVar[str] = "E103"
+
+    def __init__(
+        self, *, feature: str, key: str, got: object, supported: str, config: Place = "config.json"
+    ) -> None:
+        self.key = key
+        self.feature = feature
+        super().__init__(
+            f"{config}: key '{key}' is {got!r}, which asks for {feature}; mkc does not support "
+            f"{feature}. Supported: {supported}. Use a checkpoint without it; a config edited to "
+            f"hide it would compute wrong results."
+        )
+
+
+class ConfigFileError(ConfigError):
+    """The config file is missing, unreadable or not a JSON object."""
+
+    code: ClassVar[str] = "E104"
+
+    def __init__(self, *, path: Place, problem: str) -> None:
+        super().__init__(
+            f"{path}: {problem}; expected a Hugging Face config.json, one JSON object. "
+            f"Pass the file itself or the checkpoint folder that holds it."
+        )
+
+
+# What to compile, and for what.
+
+
+class UnknownModelError(MkcError):
+    """A model name that is not shipped with mkc."""
+
+    code: ClassVar[str] = "E110"
+
+    def __init__(self, *, name: str, known: Iterable[str]) -> None:
+        super().__init__(
+            f"model '{name}' is not known; known models: {', '.join(sorted(known))}. "
+            f"Use one of them, or path/to/file.py:function for a model of your own."
+        )
+
+
+class ModelFileError(MkcError):
+    """`path/to/file.py:function` does not lead to a model, or the function raised."""
+
+    code: ClassVar[str] = "E111"
+
+    def __init__(self, *, model: Place, problem: str, expected: str = "", hint: str = "") -> None:
+        wanted = expected or "path/to/file.py:function with a function that takes an mkc.Step"
+        super().__init__(
+            f"{model}: {problem}; expected {wanted}. "
+            f"{sentence(hint or 'Correct the path or the function')}"
+        )
+
+
+class UnknownTargetError(MkcError):
+    """A target or topology without a data file."""
+
+    code: ClassVar[str] = "E120"
+
+    def __init__(
+        self, *, target: str, known: Iterable[str], topologies: Iterable[str] = (), of: str = ""
+    ) -> None:
+        if of:
+            super().__init__(
+                f"target '{target}': {of} has no such topology; known topologies of {of}: "
+                f"{', '.join(topologies)}. Write the target as {of}:TOPOLOGY with one of them."
+            )
+            return
+        topology_list = listed("topologies", topologies)
+        super().__init__(
+            f"target '{target}' is not known; known targets: {', '.join(sorted(known))}."
+            f"{topology_list} Write it as NAME or NAME:TOPOLOGY."
+        )
+
+
+class DeviceCountError(MkcError):
+    """A number of ranks that the topology does not have."""
+
+    code: ClassVar[str] = "E121"
+
+    def __init__(self, *, tp: int, target: str, devices: int, larger: Sequence[str]) -> None:
+        choices = f"Topologies with {tp} devices or more: {', '.join(larger)}. " if larger else ""
+        super().__init__(
+            f"tp {tp} does not fit target '{target}', which has {devices} devices; expected 1 to "
+            f"{devices}. {choices}Choose --tp in that range, or another topology."
+        )
+
+
+class ContextError(MkcError):
+    """A context length that the caches cannot represent."""
+
+    code: ClassVar[str] = "E130"
+
+    def __init__(self, *, context: int, expected: str, hint: str) -> None:
+        super().__init__(f"context {context} cannot be used: expected {expected}. {sentence(hint)}")
+
+
+class BatchError(MkcError):
+    """A batch size outside what one kernel serves."""
+
+    code: ClassVar[str] = "E131"
+
+    def __init__(self, *, batch: int, limit: int = 8) -> None:
+        super().__init__(
+            f"batch {batch} cannot be used: expected 1 to {limit} independent sequences per "
+            f"kernel. Choose a batch in that range, or run several kernels."
+        )
+
+
+class ShardingError(MkcError):
+    """The mesh does not divide a dimension of the model."""
+
+    code: ClassVar[str] = "E140"
+
+    def __init__(
+        self,
+        *,
+        op: str,
+        dimension: str,
+        units: int,
+        tp: int,
+        possible: Sequence[int],
+        unit: int = 1,
+        location: Place | None = None,
+        param: str = "",
+    ) -> None:
+        size = f"{units} units of {unit}" if unit != 1 else f"size {units}"
+        of_param = f" of parameter '{param}'" if param else ""
+        super().__init__(
+            f"{at(location)}{op}: tp {tp} does not divide dimension '{dimension}'{of_param} "
+            f"({size}); tp values that divide the model: "
+            f"{', '.join(str(value) for value in possible)}. "
+            f"Choose one of them with --tp, or a topology with that many devices."
+        )
+
+
+class TileError(MkcError):
+    """One rank's share of a contracted dimension does not fill whole memory tiles."""
+
+    code: ClassVar[str] = "E141"
+
+    def __init__(
+        self, *, op: str, length: int, multiple: int, location: Place | None, param: str
+    ) -> None:
+        super().__init__(
+            f"{at(location)}{op}: parameter '{param}' has {length} input columns on each rank; "
+            f"expected a multiple of {multiple}, so that weight rows fill whole memory tiles. "
+            f"Choose a smaller --tp, or pad the model's dimension to such a multiple."
+        )
+
+
+# Memory.
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveBuffer:
+    """A buffer that is live where memory use peaks.
+
+    Attributes:
+      name: buffer name in the plan.
+      op: the op that defines it, as the report names it.
+      bytes: padded size.
+    """
+
+    name: str
+    op: str
+    bytes: int
+
+
+class VmemError(MkcError):
+    """The buffers that are live at once do not fit the target's VMEM."""
+
+    code: ClassVar[str] = "E150"
+
+    def __init__(
+        self,
+        *,
+        needed_bytes: int,
+        limit_bytes: int,
+        live: Sequence[LiveBuffer],
+        cheapest_change: str,
+        at: Place | None = None,
+    ) -> None:
+        self.needed_bytes = needed_bytes
+        self.limit_bytes = limit_bytes
+        self.at = at
+        self.cheapest_change = cheapest_change
+        self.live = tuple(sorted(live, key=lambda one: (-one.bytes, one.name)))
+        peak = f" at {at}" if at is not None else ""
+        lines = "".join(
+            f"\n  {one.bytes / MIB:8.2f} MiB  {one.name}  ({one.op})" for one in self.live
+        )
+        super().__init__(
+            f"the kernel needs {needed_bytes / MIB:.2f} MiB of VMEM{peak}, the limit is "
+            f"{limit_bytes / MIB:.2f} MiB: {(needed_bytes - limit_bytes) / MIB:.2f} MiB too much. "
+            f"Cheapest change: {sentence(cheapest_change)} Buffers live at the peak:{lines}"
+        )
+
+    def advise(self, change: str) -> VmemError:
+        """The same error with another advice, for a caller that has tried it."""
+        return VmemError(
+            needed_bytes=self.needed_bytes,
+            limit_bytes=self.limit_bytes,
+            live=self.live,
+            cheapest_change=change,
+            at=self.at,
+        )
+
+
+class HbmError(MkcError):
+    """Weights and states do not fit the device memory of the chosen topology."""
+
+    code: ClassVar[str] = "E151"
+
+    def __init__(
+        self,
+        *,
+        target: str,
+        weight_bytes: int,
+        state_bytes: int,
+        limit_bytes: int,
+        smallest: str | None,
+    ) -> None:
+        needed = weight_bytes + state_bytes
+        advice = (
+            f"The smallest topology that holds them is {smallest}"
+            if smallest is not None
+            else "No topology of this target holds them; lower --context or --batch"
+        )
+        super().__init__(
+            f"target '{target}': each device needs {needed / GIB:.2f} GiB of memory "
+            f"({weight_bytes / GIB:.2f} GiB of weights, {state_bytes / GIB:.2f} GiB of states) and "
+            f"has {limit_bytes / GIB:.2f} GiB: {(needed - limit_bytes) / GIB:.2f} GiB too much. "
+            f"{sentence(advice)}"
+        )
+
+
+# Output and the TPU compiler.
+
+
+class OutputError(MkcError):
+    """The output folder cannot be written."""
+
+    code: ClassVar[str] = "E160"
+
+    def __init__(self, *, path: Place, problem: str, hint: str = "") -> None:
+        super().__init__(
+            f"output folder {path}: {problem}; expected a new or empty folder, or one that an "
+            f"earlier mkc compile wrote. {sentence(hint or 'Choose another folder with --out')}"
+        )
+
+
+class AheadOfTimeError(MkcError):
+    """The TPU compiler refused the kernel, or is not there."""
+
+    code: ClassVar[str] = "E170"
+
+    LINES: ClassVar[int] = 8  # the compiler's own explanation is in its first lines
+
+    def __init__(self, *, target: str, message: str, hint: str = "") -> None:
+        lines = [line.strip() for line in message.splitlines() if line.strip()]
+        shown = "".join(f"\n  {line}" for line in lines[: self.LINES])
+        advice = hint or (
+            "Compile with --no-aot to get kernel.py without this step, and report the message"
+        )
+        super().__init__(
+            f"target '{target}': ahead-of-time compilation failed; expected the TPU compiler to "
+            f"accept the generated kernel. {sentence(advice)} The compiler said:{shown}"
+        )
