@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import replace
 from typing import Any
 
+from mkc.advice import advised
 from mkc.codegen_pallas.aot import AotResult
 from mkc.codegen_pallas.aot import compile_ahead
 from mkc.codegen_pallas.source import kernel_source
@@ -16,14 +18,15 @@ from mkc.errors import AheadOfTimeError
 from mkc.errors import BatchError
 from mkc.errors import DeviceCountError
 from mkc.errors import HbmError
-from mkc.errors import MkcError
+from mkc.errors import PassSpecError
+from mkc.errors import RoundsError
 from mkc.errors import ShardingError
+from mkc.errors import TileError
 from mkc.errors import VmemError
 from mkc.ir.graph import Graph
 from mkc.ir.text import print_graph
 from mkc.ir.verify import verify
 from mkc.passes.p10_shard import Shard
-from mkc.passes.p10_shard import possible_ranks
 from mkc.passes.p70_lower import Lower
 from mkc.passes.pipeline import Lowered
 from mkc.passes.pipeline import Pipeline
@@ -36,6 +39,8 @@ from mkc.targets import Target
 from mkc.targets import load_target
 
 LARGEST_BATCH = 8  # sequences per kernel: the rows of one f32 tile
+TOKEN_BYTES = 4
+SMEM_MARGIN = 64 << 10  # scalar memory for everything but the tokens of a launch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +56,7 @@ class CompileRequest:
       logits: the kernel also returns the logits.
       rounds_per_launch: decode steps one launch may run.
       aot: compile ahead of time with the TPU compiler.
+      retrace: graph of the same model for another batch, to try what would fit; None tries less.
     """
 
     graph: Graph
@@ -60,6 +66,7 @@ class CompileRequest:
     logits: bool = False
     rounds_per_launch: int = 1
     aot: bool = True
+    retrace: Callable[[int], Graph] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,8 +125,13 @@ def lower_graph(
     passes: str = "",
     logits: bool = False,
     rounds_per_launch: int = 1,
+    retrace: Callable[[int], Graph] | None = None,
 ) -> Lowered:
-    """Runs the passes for a target with a topology."""
+    """Runs the passes for a target with a topology; arguments as in `CompileRequest`.
+
+    Raises:
+      MkcError: the mesh, the memory or an option does not allow it.
+    """
     assert target.topology is not None, "the topology is chosen before the passes run"
     ranks = target.topology.devices if tp is None else tp
     if not 1 <= ranks <= target.topology.devices:
@@ -129,14 +141,46 @@ def lower_graph(
             devices=target.topology.devices,
             larger=[one.full_name for one in target.topologies if one.devices >= ranks > 0],
         )
+    largest = (target.smem.usable_bytes - SMEM_MARGIN) // (graph.batch * TOKEN_BYTES)
+    if not 1 <= rounds_per_launch <= largest:
+        raise RoundsError(rounds=rounds_per_launch, batch=graph.batch, limit=largest)
     lower = Lower(logits=logits, rounds=rounds_per_launch)
-    pipeline = Pipeline(shard=Shard(ranks=ranks), lower=lower).override(passes)
+    defaults = Pipeline(shard=Shard(ranks=ranks), lower=lower)
+    pipeline = defaults.override(passes)
+    _check_options(pipeline, defaults, passes, target)
     try:
+        _check_hbm(graph, target, *_held_bytes(graph, ranks))  # a hopeless size ends here
         lowered = pipeline.run(graph, target)
-    except VmemError as error:
-        change = _more_ranks_that_fit(graph, target, pipeline)
-        raise (error.advise(change) if change else error) from None
-    weights, states = rank_bytes(lowered.program)
+    except (ShardingError, TileError, VmemError) as error:
+        raise advised(
+            error, graph, target, pipeline=pipeline, defaults=defaults, retrace=retrace
+        ) from None
+    _check_hbm(graph, target, *rank_bytes(lowered.program))
+    return lowered
+
+
+def _check_options(pipeline: Pipeline, defaults: Pipeline, text: str, target: Target) -> None:
+    """Raises `PassSpecError` for what other options decide, and for what this target cannot do."""
+    decided = (
+        ("shard", "ranks", "--tp"),
+        ("lower", "logits", "--logits"),
+        ("lower", "rounds", "--rounds-per-launch"),
+    )
+    for name, option, flag in decided:
+        given = getattr(getattr(pipeline, name), option)
+        if given != getattr(getattr(defaults, name), option):
+            problem = f"{option} of pass '{name}' is {given}, but {flag} decides it"
+            raise PassSpecError(text=text, problem=problem)
+    reserve = pipeline.residency.reserve_bytes
+    if reserve >= target.vmem.usable_bytes:
+        problem = (
+            f"reserve_bytes {reserve} leaves the kernel nothing of the {target.vmem.usable_bytes} "
+            f"bytes of VMEM"
+        )
+        raise PassSpecError(text=text, problem=problem)
+
+
+def _check_hbm(graph: Graph, target: Target, weights: int, states: int) -> None:
     if weights + states > target.hbm.usable_bytes:
         raise HbmError(
             target=target.name,
@@ -145,21 +189,14 @@ def lower_graph(
             limit_bytes=target.hbm.usable_bytes,
             smallest=smallest_topology(graph, target),
         )
-    return lowered
 
 
-def _more_ranks_that_fit(graph: Graph, target: Target, pipeline: Pipeline) -> str | None:
-    """The fewest ranks above the pipeline's with which the kernel fits, as an advice."""
-    for ranks in possible_ranks(graph):
-        if ranks <= pipeline.shard.ranks:
-            continue
-        try:
-            lowered = replace(pipeline, shard=Shard(ranks=ranks)).run(graph, target)
-        except MkcError:
-            continue
-        needed = lowered.residency.vmem_bytes / (1 << 20)
-        return f"--tp {ranks}, with which the kernel needs {needed:.2f} MiB"
-    return None
+def _held_bytes(graph: Graph, ranks: int) -> tuple[int, int]:
+    """Weights and states of one rank, without padding."""
+    local = Shard(ranks=ranks).apply(graph, DecisionLog()).graph
+    weights = sum(one.type.bytes * one.instances for one in local.params.values())
+    states = sum(one.type.bytes * one.instances * local.batch for one in local.states.values())
+    return weights, states
 
 
 def choose_topology(graph: Graph, name: str, tp: int | None) -> Target:
@@ -187,12 +224,9 @@ def smallest_topology(graph: Graph, target: Target) -> str | None:
     """The topology with the fewest devices whose memory holds one rank's weights and states."""
     for topology in target.topologies:
         try:
-            shard = Shard(ranks=topology.devices).apply(graph, DecisionLog())
+            held = sum(_held_bytes(graph, topology.devices))
         except ShardingError:
             continue
-        local = shard.graph
-        held = sum(one.type.bytes * one.instances for one in local.params.values())
-        held += sum(one.type.bytes * one.instances * local.batch for one in local.states.values())
         if held <= target.hbm.usable_bytes:
             return topology.full_name
     return None
@@ -217,6 +251,7 @@ def _build(request: CompileRequest, target: Target, *, reserve_bytes: int) -> _B
         passes=passes,
         logits=request.logits,
         rounds_per_launch=request.rounds_per_launch,
+        retrace=request.retrace,
     )
     source = kernel_source(lowered.program, lowered.steps, target=target)
     return _Built(lowered=lowered, source=source)
@@ -241,11 +276,13 @@ def _with_more_reserve(
     """
     planned = built.lowered.residency.vmem_bytes
     allowed = planned - missing_vmem(refused.error or "") - RESERVE_STEP
+    if allowed <= 0:
+        raise AheadOfTimeError(target=target.name, message=refused.error or "no message")
     built = _build(request, target, reserve_bytes=target.vmem.usable_bytes - allowed)
     result = _compile_ahead(built.source, target)
     if not result.ok:
         raise AheadOfTimeError(target=target.name, message=result.error or "no message")
-    return built, result
+    return built, replace(result, seconds=refused.seconds + result.seconds)
 
 
 RESERVE_STEP = 1 << 20

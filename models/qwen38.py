@@ -16,6 +16,9 @@ LINEAR = "linear_attention"
 FULL = "full_attention"
 MODEL_TYPES = ("qwen3_5", "qwen3_5_text")
 L2_EPS = 1e-6  # of the q and k normalisation; a constant of the architecture, not in its config
+LARGEST_SIZE = 2**31 - 1  # positions and row numbers are i32
+LARGEST_NUMBER = 3.4e38  # of an f32
+FEWEST_TAPS = 2  # the newest input alone would leave a convolution without a state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +78,7 @@ class Config:
             value_heads=_size(text, "linear_num_value_heads"),
             key_dim=_size(text, "linear_key_head_dim"),
             value_dim=_size(text, "linear_value_head_dim"),
-            taps=_size(text, "linear_conv_kernel_dim"),
+            taps=_size(text, "linear_conv_kernel_dim", least=FEWEST_TAPS),
             tied=_flag(text, "tie_word_embeddings", config.get("tie_word_embeddings", False)),
             max_positions=_size(text, "max_position_embeddings"),
         )
@@ -89,7 +92,8 @@ class Config:
 def decoder(config: Config, step: mkc.Step) -> mkc.Outputs:
     """One decode step for `step.rows` token rows."""
     step.limit_context(config.max_positions)
-    table = mkc.param(PREFIX + "embed_tokens.weight", [config.vocab, config.hidden])
+    vocab = mkc.axis(config.vocab, "vocabulary")
+    table = mkc.param(PREFIX + "embed_tokens.weight", [vocab, config.hidden])
     cos, sin = mkc.rotary_table(step.positions, theta=config.theta, dim=config.rotary_dim)
     h = mkc.embed(step.tokens, table)
     for layer in mkc.layers(len(config.layer_types), prefix=PREFIX + "layers.{index}."):
@@ -101,7 +105,7 @@ def decoder(config: Config, step: mkc.Step) -> mkc.Outputs:
         x = norm(config, h, layer.param("post_attention_layernorm.weight", [config.hidden]))
         h = h + mlp(config, x, layer)
     h = norm(config, h, mkc.param(PREFIX + "norm.weight", [config.hidden]))
-    head = table if config.tied else mkc.param("lm_head.weight", [config.vocab, config.hidden])
+    head = table if config.tied else mkc.param("lm_head.weight", [vocab, config.hidden])
     return mkc.next_token(h, head)
 
 
@@ -112,10 +116,10 @@ def norm(config: Config, x: mkc.Tensor, weight: mkc.Tensor) -> mkc.Tensor:
 
 def linear_attention(config: Config, x: mkc.Tensor, layer: mkc.Layer) -> mkc.Tensor:
     """Gated delta net: short convolution, delta rule on a recurrent state, gated norm."""
-    keys = mkc.heads(config.key_heads, config.key_dim)
-    values = mkc.heads(config.value_heads, config.value_dim)
-    gates = mkc.heads(config.value_heads, 1)
-    channels = mkc.concat_axes([keys, keys, values])
+    keys = mkc.heads(config.key_heads, config.key_dim, "key_heads")
+    values = mkc.heads(config.value_heads, config.value_dim, "value_heads")
+    gates = mkc.heads(config.value_heads, 1, "value_heads")
+    channels = mkc.concat_axes([keys, keys, values], "qkv_heads")
 
     qkv = project(config, x, layer, "linear_attn.in_proj_qkv.weight", channels)
     z = project(config, x, layer, "linear_attn.in_proj_z.weight", values)
@@ -164,9 +168,9 @@ def full_attention(
 ) -> mkc.Tensor:
     """Grouped-query attention with normalised q and k and a sigmoid gate on its output."""
     dim = config.head_dim
-    kv = mkc.heads(config.kv_heads, dim)
+    kv = mkc.heads(config.kv_heads, dim, "kv_heads")
     # Each head's rows of q_proj are its query, then its gate.
-    paired = mkc.heads(config.heads, 2 * dim)
+    paired = mkc.heads(config.heads, 2 * dim, "heads")
     both = mkc.split_heads(project(config, x, layer, "self_attn.q_proj.weight", paired))
     k = mkc.split_heads(project(config, x, layer, "self_attn.k_proj.weight", kv))
     v = mkc.split_heads(project(config, x, layer, "self_attn.v_proj.weight", kv))
@@ -182,13 +186,13 @@ def full_attention(
         scale=dim**-0.5,
     )
     o = mkc.merge_heads(o * mkc.sigmoid(gate))
-    heads = mkc.heads(config.heads, dim)
+    heads = mkc.heads(config.heads, dim, "heads")
     return mkc.linear(o, layer.param("self_attn.o_proj.weight", [config.hidden, heads]))
 
 
 def mlp(config: Config, x: mkc.Tensor, layer: mkc.Layer) -> mkc.Tensor:
     """SwiGLU."""
-    width = mkc.axis(config.mlp)
+    width = mkc.axis(config.mlp, "intermediate")
     gate = project(config, x, layer, "mlp.gate_proj.weight", width)
     up = project(config, x, layer, "mlp.up_proj.weight", width)
     down = layer.param("mlp.down_proj.weight", [config.hidden, width])
@@ -252,17 +256,23 @@ def _need(config: Mapping[str, Any], key: str, expected: str) -> Any:
     return config[key]
 
 
-def _size(config: Mapping[str, Any], key: str) -> int:
-    value = _need(config, key, "a positive integer")
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise mkc.ConfigValueError(key=key, got=value, expected="a positive integer")
+def _size(config: Mapping[str, Any], key: str, *, least: int = 1) -> int:
+    expected = "a positive integer" if least == 1 else f"an integer of at least {least}"
+    value = _need(config, key, expected)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise mkc.ConfigValueError(key=key, got=value, expected=expected)
+    if value > LARGEST_SIZE:
+        expected = f"{expected}, at most {LARGEST_SIZE}"
+        raise mkc.ConfigValueError(key=key, got=value, expected=expected)
     return value
 
 
 def _positive(config: Mapping[str, Any], key: str) -> float:
-    value = _need(config, key, "a positive number")
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-        raise mkc.ConfigValueError(key=key, got=value, expected="a positive number")
+    expected = "a positive number that is finite in f32"
+    value = _need(config, key, expected)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value < LARGEST_NUMBER:  # a NaN is in no range
+        raise mkc.ConfigValueError(key=key, got=value, expected=expected)
     return float(value)
 
 

@@ -25,7 +25,8 @@ BELOW = {
     "passes": {"schedule", "ir", "targets", "errors"},
     "codegen_pallas": {"passes", "schedule", "ir", "targets", "errors"},
     "report": COMPILER,
-    "driver": COMPILER | {"report"},
+    "advice": COMPILER,
+    "driver": COMPILER | {"report", "advice"},
     "runtime": COMPILER | {"report", "driver"},
     "cli": COMPILER | {"report", "driver", "runtime"},
 }

@@ -20,6 +20,7 @@ from mkc.driver import CompileResult
 from mkc.driver import compile_graph
 from mkc.errors import BatchError
 from mkc.errors import ContextError
+from mkc.ir.graph import Graph
 from mkc.targets import load_target
 
 
@@ -75,8 +76,13 @@ def compile_command(
     folder = out or default_folder(model, target, batch, context)
     if emit is None:
         check_folder(folder)
+
+    def graph_of(sequences: int) -> Graph:
+        return model_graph(model, batch=sequences, context=context, config_path=config)
+
     request = CompileRequest(
-        graph=model_graph(model, batch=batch, context=context, config_path=config),
+        graph=graph_of(batch),
+        retrace=graph_of,
         target=target,
         tp=tp,
         passes=passes,

@@ -7,8 +7,11 @@ where the name is a function of an `mkc.Step`, a function of a config and a step
 from __future__ import annotations
 
 import json
+import os.path
 import sys
+from collections.abc import Iterator
 from collections.abc import Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import module_from_spec
 from importlib.util import spec_from_file_location
@@ -18,6 +21,7 @@ from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
+from mkc.errors import ConfigError
 from mkc.errors import ConfigFileError
 from mkc.errors import MkcError
 from mkc.errors import ModelFileError
@@ -59,20 +63,44 @@ def model_graph(name: str, *, batch: int, context: int, config_path: Path | None
     models = registered_models()
     if name not in models:
         raise UnknownModelError(name=name, known=models)
-    folder = Path(import_module(PACKAGE).__path__[0])
-    config = read_config(config_path or folder / models[name].default_config)
-    return models[name].trace(config, batch=batch, context=context)
+    file = config_file(config_path or package_folder() / models[name].default_config)
+    config = read_config(file)
+    with naming(file):
+        return models[name].trace(config, batch=batch, context=context)
 
 
-def read_config(path: Path) -> Mapping[str, Any]:
-    """The contents of a Hugging Face config.json, or of the one in a checkpoint folder."""
-    file = path / CONFIG_NAME if path.is_dir() else path
+def package_folder() -> Path:
+    """Where the models that mkc ships are."""
+    return Path(import_module(PACKAGE).__path__[0])
+
+
+def config_file(path: Path) -> Path:
+    """The config.json itself when the user named a checkpoint folder."""
+    try:
+        return path / CONFIG_NAME if path.is_dir() else path
+    except OSError as error:
+        raise ConfigFileError(path=path, problem=f"cannot be read ({_reason(error)})") from error
+
+
+@contextmanager
+def naming(file: Path) -> Iterator[None]:
+    """Errors in a config say which file it came from."""
+    try:
+        yield
+    except ConfigError as error:
+        raise error.in_file(file) from None
+
+
+def read_config(file: Path) -> Mapping[str, Any]:
+    """The contents of a Hugging Face config.json. Raises `ConfigFileError`."""
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigFileError(path=file, problem=f"cannot be read ({_reason(error)})") from error
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # also a number of thousands of digits
         raise ConfigFileError(path=file, problem=f"is not JSON ({error})") from error
+    except RecursionError:
+        raise ConfigFileError(path=file, problem="is nested too deeply") from None
     if not isinstance(config, dict):
         raise ConfigFileError(path=file, problem="is JSON, but not an object")
     return config
@@ -85,6 +113,15 @@ def _graph_of_file(name: str, *, batch: int, context: int, config_path: Path | N
             model=name, problem="does not name a function", hint=f"Write {name}:FUNCTION"
         )
     path = Path(file_name)
+    with _own_imports(path):
+        return _trace_file(
+            name, path, attribute, batch=batch, context=context, config_path=config_path
+        )
+
+
+def _trace_file(
+    name: str, path: Path, attribute: str, *, batch: int, context: int, config_path: Path | None
+) -> Graph:
     module = _load(name, path)
     if not hasattr(module, attribute):
         raise ModelFileError(
@@ -94,37 +131,60 @@ def _graph_of_file(name: str, *, batch: int, context: int, config_path: Path | N
         )
     found = getattr(module, attribute)
     if isinstance(found, Model):
-        config = read_config(config_path or path.parent / found.default_config)
-        return found.trace(config, batch=batch, context=context)
+        file = config_file(config_path or path.parent / found.default_config)
+        config = read_config(file)
+        with naming(file), _faults_of_the_user(name, path):
+            return found.trace(config, batch=batch, context=context)
     if not callable(found):
         raise ModelFileError(
             model=name, problem=f"'{attribute}' is a {type(found).__name__}, not a function"
         )
-    arguments = read_config(config_path) if config_path else None
-    try:
+    file = config_file(config_path) if config_path else path
+    arguments = read_config(file) if config_path else None
+    with naming(file), _faults_of_the_user(name, path):
         return trace(found, name=path.stem, batch=batch, context=context, config=arguments)
-    except MkcError:
+
+
+@contextmanager
+def _faults_of_the_user(name: str, path: Path) -> Iterator[None]:
+    """What the user's code raises, leaving with `sys.exit` included, becomes one message."""
+    try:
+        yield
+    except (MkcError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:
         if _fault_of_mkc(error):
             raise
         raise ModelFileError(model=name, problem=_problem(error, path)) from error
 
 
+@contextmanager
+def _own_imports(path: Path) -> Iterator[None]:
+    """The file may import its neighbours, as when Python runs it."""
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        if folder in sys.path:
+            sys.path.remove(folder)
+
+
 def _load(name: str, path: Path) -> ModuleType:
-    if not path.is_file():
+    if not os.path.isfile(path):  # also False for a name that no file can have
         raise ModelFileError(model=name, problem=f"there is no file {path}")
+    shipped = package_folder().resolve()
+    if path.resolve().is_relative_to(shipped):
+        below = path.resolve().relative_to(shipped).with_suffix("")
+        with _faults_of_the_user(name, path):
+            return import_module(".".join((PACKAGE, *below.parts)))
     spec = spec_from_file_location(USER_MODULE, path.resolve())
     if spec is None or spec.loader is None:
         raise ModelFileError(model=name, problem=f"{path} is not a Python file")
     module = module_from_spec(spec)
     sys.modules[USER_MODULE] = module  # dataclasses of the file look their module up
-    try:
+    with _faults_of_the_user(name, path):
         spec.loader.exec_module(module)
-    except MkcError:
-        raise
-    except Exception as error:  # the user's own code may raise anything
-        raise ModelFileError(model=name, problem=_problem(error, path)) from error
     return module
 
 
@@ -134,7 +194,7 @@ def _functions(module: ModuleType) -> list[str]:
         name
         for name, value in vars(module).items()
         if not name.startswith("_")
-        and (isinstance(value, Model) or getattr(value, "__module__", "") == USER_MODULE)
+        and (isinstance(value, Model) or getattr(value, "__module__", "") == module.__name__)
     )
 
 
@@ -145,7 +205,7 @@ def _fault_of_mkc(error: BaseException) -> bool:
     return in_mkc and isinstance(error, AssertionError)
 
 
-def _problem(error: Exception, path: Path) -> str:
+def _problem(error: BaseException, path: Path) -> str:
     """`file:line raised TypeError: text`, with the innermost line of the user's file."""
     if isinstance(error, SyntaxError):
         return f"{path}:{error.lineno} is not valid Python ({error.msg})"

@@ -18,7 +18,10 @@ PLAN = "plan.json"
 REPORT = "report.json"
 GRAPH = "graph.txt"
 PROGRAM = "program.txt"
-OURS = frozenset({KERNEL, PLAN, REPORT, GRAPH, PROGRAM, "__pycache__"})
+BYTE_CODE = "__pycache__"  # from running the kernel
+OURS = frozenset({KERNEL, PLAN, REPORT, GRAPH, PROGRAM, BYTE_CODE})
+REPORT_KEYS = frozenset({"model", "target", "ranks", "launches", "floor_us", "vmem"})
+SCRATCH_PREFIX = ".mkc-"
 FOLDER_MODE = 0o755  # a temporary folder is private; the finished one is not
 
 
@@ -30,20 +33,54 @@ def default_folder(model: str, target: str, batch: int, context: int) -> Path:
 
 def check_folder(folder: Path) -> None:
     """Refuses what mkc must not replace. Raises `OutputError`."""
-    if not folder.exists():
+    try:
+        _check(folder, folder)
+    except OSError as error:
+        raise OutputError(path=folder, problem=f"cannot be used ({error.strerror})") from error
+
+
+def _check(folder: Path, named: Path) -> None:
+    """`named` is what messages call the folder."""
+    if not os.path.lexists(folder):
         return
-    if not folder.is_dir():
-        raise OutputError(path=folder, problem="is a file")
+    if not folder.is_dir() and not folder.is_symlink():
+        raise OutputError(path=named, problem="is a file")
+    if not folder.exists():
+        return  # a link to a folder that is still to be made
     names = {entry.name for entry in folder.iterdir()}
-    foreign = sorted(names - OURS)
+    foreign = sorted(names - OURS) or sorted(
+        name for name in names if (folder / name).is_symlink() or not _looks_ours(folder / name)
+    )
     if foreign:
-        raise OutputError(path=folder, problem=f"holds files mkc did not write: {foreign[0]}")
-    if names and REPORT not in names:
-        raise OutputError(path=folder, problem=f"has no {REPORT}, so mkc did not write it")
+        raise OutputError(path=named, problem=f"holds files mkc did not write: {foreign[0]}")
+    if names and not _is_report(folder / REPORT):
+        raise OutputError(path=named, problem=f"has no {REPORT} of mkc, so mkc did not write it")
+
+
+def _looks_ours(entry: Path) -> bool:
+    """True for a plain file, and for a byte code folder of nothing but the kernel."""
+    if entry.name != BYTE_CODE:
+        return entry.is_file()
+    return entry.is_dir() and all(
+        one.is_file() and one.name.startswith(f"{Path(KERNEL).stem}.") for one in entry.iterdir()
+    )
+
+
+def _is_report(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    try:
+        report = json.loads(path.read_bytes())
+    except ValueError:  # neither JSON nor text
+        return False
+    return isinstance(report, dict) and report.keys() >= REPORT_KEYS
 
 
 def write_folder(folder: Path, result: CompileResult) -> None:
-    """Writes the files next to `folder`, then puts them in its place. Raises `OutputError`."""
+    """Writes the files next to `folder`, then puts them in its place. Raises `OutputError`.
+
+    When `folder` is a symbolic link the place is where it leads.
+    """
     check_folder(folder)
     texts = {
         KERNEL: result.kernel_source,
@@ -53,22 +90,37 @@ def write_folder(folder: Path, result: CompileResult) -> None:
         PROGRAM: result.program_text,
     }
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        place = Path(os.path.realpath(folder))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(mkdtemp(prefix=SCRATCH_PREFIX, dir=place.parent))
     except OSError as error:
         raise OutputError(path=folder, problem=f"cannot be made ({error.strerror})") from error
+    fresh, old = scratch / "new", scratch / "old"
     try:
-        fresh = scratch / "new"
-        fresh.mkdir(mode=FOLDER_MODE)
-        for name, text in texts.items():
-            (fresh / name).write_text(text, encoding="utf-8")
-        if folder.exists():
-            os.replace(folder, scratch / "old")
-        os.replace(fresh, folder)
+        try:
+            fresh.mkdir(mode=FOLDER_MODE)
+            for name, text in texts.items():
+                (fresh / name).write_text(text, encoding="utf-8")
+            _exchange(fresh, place, old, folder)
+        finally:
+            if place.exists() or not old.exists():  # else it holds the only copy
+                rmtree(scratch)
     except OSError as error:
         raise OutputError(path=folder, problem=f"cannot be written ({error.strerror})") from error
-    finally:
-        rmtree(scratch)
+
+
+def _exchange(fresh: Path, place: Path, old: Path, named: Path) -> None:
+    """Puts `fresh` in its place and what was there in `old`; all stays when that fails."""
+    if not place.exists():
+        os.replace(fresh, place)
+        return
+    os.replace(place, old)
+    try:
+        _check(old, named)  # somebody may have put a file there since the first look
+        os.replace(fresh, place)
+    except (OSError, OutputError):
+        os.replace(old, place)
+        raise
 
 
 def json_text(document: Mapping[str, Any]) -> str:

@@ -94,7 +94,7 @@ class PhaseWriter:
         return [
             "support.embed(",
             f"    table=m.{phase.table},",
-            "    tokens=m.tokens,",
+            f"    tokens=m.{phase.source},",
             f"    blocks=m.{phase.id}_blocks,",
             f"    sem=m.{phase.id}_sem.at[0],",
             f"    out=m.{phase.output.buffer},",
@@ -374,12 +374,7 @@ class PhaseWriter:
             ]
             value = "total"
         lines.append(self.store(phase.output, value))
-        if phase.meets:
-            lines += [
-                "# The next exchange uses the same buffers: every rank has read them.",
-                "support.entry_barrier(RANKS)",
-            ]
-        return [*lines, "return c"]
+        return [*lines, *_meeting(phase.meets), "return c"]
 
     def argmax(self, phase: ArgmaxPhase) -> list[str]:
         lines = [
@@ -399,7 +394,17 @@ class PhaseWriter:
                 f"    columns_per_rank={phase.columns},",
                 ")",
             ]
-        return [*lines, "support.store_tokens(index, m.next_token, BATCH)", "return c"]
+        lines.append("support.store_tokens(index, m.next_token, BATCH)")
+        return [*lines, *_meeting(phase.meets), "return c"]
+
+
+def _meeting(meets: bool) -> list[str]:
+    if not meets:
+        return []
+    return [
+        "# The next exchange uses the same buffers: every rank has read them.",
+        "support.entry_barrier(RANKS)",
+    ]
 
 
 def refill_source(guards: tuple[Guard, ...]) -> str:

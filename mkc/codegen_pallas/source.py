@@ -357,6 +357,8 @@ def _spec(program: Program) -> str:
         buffer = next(one for one in program.buffers if one.name == program.logits.buffer)
         shape = buffer.shape
     lines.append(f"    logits={shape},")
+    if program.logits_whole:
+        lines.append("    logits_whole=True,")
     lines.append(f"    vmem_limit_bytes={program.vmem_limit_bytes},")
     lines.append(f"    collective_id={_collective_id(program)},")
     if program.rounds_per_launch > 1:

@@ -38,6 +38,7 @@ from mkc.errors.graph import RegistrationError
 from mkc.errors.graph import ShapeError
 from mkc.errors.graph import TextError
 from mkc.errors.graph import TraceError
+from mkc.errors.graph import UnsupportedGraphError
 from mkc.errors.graph import UnsupportedOpError
 from mkc.errors.request import AheadOfTimeError
 from mkc.errors.request import BatchError
@@ -51,6 +52,7 @@ from mkc.errors.request import HbmError
 from mkc.errors.request import LiveBuffer
 from mkc.errors.request import ModelFileError
 from mkc.errors.request import OutputError
+from mkc.errors.request import RoundsError
 from mkc.errors.request import ShardingError
 from mkc.errors.request import TileError
 from mkc.errors.request import UnknownModelError
@@ -100,6 +102,7 @@ __all__ = [
     "PromptLengthError",
     "PromptTokenError",
     "RegistrationError",
+    "RoundsError",
     "SafetensorsError",
     "ShapeError",
     "ShardingError",
@@ -113,6 +116,7 @@ __all__ = [
     "UnknownModelError",
     "UnknownTargetError",
     "UnsupportedFeatureError",
+    "UnsupportedGraphError",
     "UnsupportedOpError",
     "UnsupportedTokenizerError",
     "VmemError",

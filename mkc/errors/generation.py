@@ -70,8 +70,9 @@ class NotFiniteLogitsError(MkcError):
 
     def __init__(self, *, position: int) -> None:
         super().__init__(
-            f"at position {position} the model's logits are not numbers (NaN or infinity); expected "
-            f"finite ones. Look for damaged weights: mkc pack names tensors with a NaN or an infinity."
+            f"at position {position} the model's logits are not numbers (NaN or infinity); "
+            f"expected finite ones. Look for damaged weights: mkc pack names tensors with a NaN or "
+            f"an infinity."
         )
 
 

@@ -116,3 +116,12 @@ class ParamNameError(MkcError):
 
     def __init__(self, *, name: str, location: Place | None, problem: str, hint: str) -> None:
         super().__init__(f"{at(location)}'{name}': {problem}. {sentence(hint)}")
+
+
+class UnsupportedGraphError(MkcError):
+    """A graph that means something, but that the kernel compiler cannot do."""
+
+    code: ClassVar[str] = "E181"
+
+    def __init__(self, *, op: str, location: Place | None, problem: str, hint: str) -> None:
+        super().__init__(f"{at(location)}{op}: {problem}. {sentence(hint)}")

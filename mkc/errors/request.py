@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence
 from dataclasses import dataclass
+from reprlib import Repr
 from typing import ClassVar
+from typing import Self
 
 from mkc.errors.base import GIB
 from mkc.errors.base import MIB
@@ -15,11 +17,19 @@ from mkc.errors.base import at
 from mkc.errors.base import listed
 from mkc.errors.base import sentence
 
+_SHORT = Repr(maxlist=4, maxdict=4, maxstring=80, maxlong=80, maxother=80)  # of a config's values
+
 
 class ConfigError(MkcError):
     """Something in a model's config; the concrete classes say what."""
 
     code: ClassVar[str] = "E100"
+    UNNAMED: ClassVar[str] = "config.json: "  # what a loader says, which sees the contents only
+
+    def in_file(self, path: Place) -> Self:
+        """The same error, naming the file that the config came from."""
+        self.message = f"{path}: {self.message.removeprefix(self.UNNAMED)}"
+        return self
 
 
 class ConfigKeyError(ConfigError):
@@ -48,7 +58,7 @@ class ConfigValueError(ConfigError):
     ) -> None:
         self.key = key
         super().__init__(
-            f"{config}: key '{key}' is {got!r}; expected {expected}. "
+            f"{config}: key '{key}' is {_SHORT.repr(got)}; expected {expected}. "
             f"{sentence(hint or f'Correct {key!r} in the config')}"
         )
 
@@ -64,8 +74,8 @@ class UnsupportedFeatureError(ConfigError):
         self.key = key
         self.feature = feature
         super().__init__(
-            f"{config}: key '{key}' is {got!r}, which asks for {feature}; mkc does not support "
-            f"{feature}. Supported: {supported}. Use a checkpoint without it; a config edited to "
+            f"{config}: key '{key}' is {_SHORT.repr(got)}, which asks for {feature}; mkc does not "
+            f"support {feature}. Supported: {supported}. Use a checkpoint without it; a config edited to "
             f"hide it would compute wrong results."
         )
 
@@ -165,6 +175,19 @@ class BatchError(MkcError):
         )
 
 
+class RoundsError(MkcError):
+    """More rounds per launch than the scalar memory has room for tokens of."""
+
+    code: ClassVar[str] = "E132"
+
+    def __init__(self, *, rounds: int, batch: int, limit: int) -> None:
+        super().__init__(
+            f"{rounds} rounds per launch with batch {batch} cannot be used: expected 1 to {limit}, "
+            f"so that all tokens of a launch fit the scalar memory. "
+            f"Choose --rounds-per-launch in that range."
+        )
+
+
 class ShardingError(MkcError):
     """The mesh does not divide a dimension of the model."""
 
@@ -182,28 +205,89 @@ class ShardingError(MkcError):
         location: Place | None = None,
         param: str = "",
     ) -> None:
+        self.op = op
+        self.dimension = dimension
+        self.units = units
+        self.tp = tp
+        self.possible = tuple(possible)
+        self.unit = unit
+        self.location = location
+        self.param = param
         size = f"{units} units of {unit}" if unit != 1 else f"size {units}"
+        values = ", ".join(str(value) for value in possible)
+        choices = (
+            f"tp values that divide the model: {values}. Choose one of them with --tp, or a "
+            f"topology with that many devices."
+            if possible
+            else "no tp value works for the model. Change its dimensions."
+        )
         of_param = f" of parameter '{param}'" if param else ""
         super().__init__(
             f"{at(location)}{op}: tp {tp} does not divide dimension '{dimension}'{of_param} "
-            f"({size}); tp values that divide the model: "
-            f"{', '.join(str(value) for value in possible)}. "
-            f"Choose one of them with --tp, or a topology with that many devices."
+            f"({size}); {choices}"
+        )
+
+    def advise(self, possible: Sequence[int]) -> ShardingError:
+        """The same error with other tp values, for a caller that has tried them."""
+        return ShardingError(
+            op=self.op,
+            dimension=self.dimension,
+            units=self.units,
+            tp=self.tp,
+            possible=possible,
+            unit=self.unit,
+            location=self.location,
+            param=self.param,
         )
 
 
 class TileError(MkcError):
-    """One rank's share of a contracted dimension does not fill whole memory tiles."""
+    """One rank's share of a contracted dimension does not fill whole memory tiles.
+
+    `length` is that share, `whole` the dimension.
+    """
 
     code: ClassVar[str] = "E141"
 
     def __init__(
-        self, *, op: str, length: int, multiple: int, location: Place | None, param: str
+        self,
+        *,
+        op: str,
+        length: int,
+        whole: int,
+        multiple: int,
+        location: Place | None,
+        param: str,
+        dimension: str = "",
+        hint: str = "",
     ) -> None:
+        self.op = op
+        self.length = length
+        self.multiple = multiple
+        self.location = location
+        self.param = param
+        self.dimension = dimension
+        self.whole = whole
+        of_dimension = f" of dimension '{dimension}'" if dimension else ""
+        needed = multiple * (whole // length)
+        padding = f"Make the whole dimension, which is {whole}, a multiple of {needed}"
         super().__init__(
-            f"{at(location)}{op}: parameter '{param}' has {length} input columns on each rank; "
-            f"expected a multiple of {multiple}, so that weight rows fill whole memory tiles. "
-            f"Choose a smaller --tp, or pad the model's dimension to such a multiple."
+            f"{at(location)}{op}: parameter '{param}' has {length} input columns{of_dimension} on "
+            f"each rank; expected a multiple of {multiple}, so that weight rows fill whole memory "
+            f"tiles. {sentence(hint or padding)}"
+        )
+
+    def advise(self, hint: str) -> TileError:
+        """The same error with another advice, for a caller that has tried it."""
+        return TileError(
+            op=self.op,
+            length=self.length,
+            whole=self.whole,
+            multiple=self.multiple,
+            location=self.location,
+            param=self.param,
+            dimension=self.dimension,
+            hint=hint,
         )
 
 

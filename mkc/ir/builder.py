@@ -384,6 +384,14 @@ def layers(count: int, prefix: str = "model.layers.{index}.") -> Iterator[Layer]
     longer pattern, become one repeat region.
     """
     trace_ = current_trace("mkc.layers")
+    if not isinstance(count, int) or count < 0:
+        raise TraceError(
+            where="mkc.layers",
+            location=author_location(),
+            problem=f"the number of layers is {count!r}",
+            expected="an integer that is not negative",
+            hint="Pass the number of layers of the checkpoint",
+        )
     if "{index}" not in prefix:
         raise ParamNameError(
             name=prefix,

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from math import inf
+from math import isfinite
+from math import nan
+from numbers import Real
+
+from mkc.errors import TraceError
 from mkc.ir.builder import KvCache
 from mkc.ir.builder import Outputs
 from mkc.ir.builder import StateRef
 from mkc.ir.builder import Tensor
 from mkc.ir.builder import apply
+from mkc.ir.location import author_location
 from mkc.ir.ops import Activation
 from mkc.ir.ops import Argmax
 from mkc.ir.ops import Attention
@@ -42,6 +49,26 @@ def _optional(dtype: DType | str | None) -> DType | None:
     return None if dtype is None else DType(dtype)
 
 
+def _constant(op: str, name: str, value: float, *, least: float, above: bool = False) -> float:
+    """A constant of an op, finite and not below `least`, or above it.
+
+    Raises:
+      TraceError: another value would make results NaN.
+    """
+    given: object = value
+    number = float(given) if isinstance(given, Real) else nan
+    if not isfinite(number) or number < least or (above and number == least):
+        bound = "" if least == -inf else f" above {least}" if above else f" of at least {least}"
+        raise TraceError(
+            where=op,
+            location=author_location(),
+            problem=f"{name} is {value!r}",
+            expected=f"a finite number{bound}",
+            hint=f"Correct {name}",
+        )
+    return value
+
+
 def embed(tokens: Tensor, table: Tensor) -> Tensor:
     """Rows of `table` [vocab, hidden] for `tokens` [rows] -> [rows, hidden]."""
     return _one(Embed(), tokens, table)
@@ -61,13 +88,14 @@ def rms_norm(
       zero_centred: the weight scales by `1 + w` instead of `w`.
       rounding: "once" after the weight, or "twice": also before it.
     """
+    _constant("rms_norm", "eps", eps, least=0)
     scaling = NormWeight.ZERO_CENTRED if zero_centred else NormWeight.PLAIN
     return _one(RmsNorm(eps=eps, weight=scaling, rounding=NormRounding(rounding)), x, weight)
 
 
 def l2_norm(x: Tensor, *, eps: float) -> Tensor:
     """x * rsqrt(sum(x^2) + eps) over the last axis, in f32."""
-    return _one(L2Norm(eps=eps), x)
+    return _one(L2Norm(eps=_constant("l2_norm", "eps", eps, least=0)), x)
 
 
 def linear(x: Tensor, weight: Tensor, *, dtype: DType | str = DType.BF16) -> Tensor:
@@ -99,6 +127,7 @@ def rotary_table(
     positions: Tensor, *, theta: float, dim: int, dtype: DType | str = DType.BF16
 ) -> tuple[Tensor, Tensor]:
     """cos and sin [rows, dim / 2] of position * theta^(-2 i / dim)."""
+    _constant("rotary_table", "theta", theta, least=0, above=True)
     cos, sin = apply(RotaryTable(theta=theta, dim=dim, dtype=DType(dtype)), positions)
     return cos, sin
 
@@ -142,6 +171,7 @@ def attention(
     q: Tensor, k: Tensor, v: Tensor, *, positions: Tensor, cache: KvCache, scale: float
 ) -> Tensor:
     """Appends k and v to the cache, then attends causally; q [rows, heads, dim] -> like q."""
+    _constant("attention", "scale", scale, least=-inf)
     return _one(Attention(scale=scale), q, k, v, positions, states=(cache.key, cache.value))
 
 
@@ -202,7 +232,7 @@ def multiply(a: Tensor, b: Tensor, *, dtype: DType | str | None = None) -> Tenso
 
 def scale(x: Tensor, factor: float) -> Tensor:
     """x * factor."""
-    return _one(Scale(factor=factor), x)
+    return _one(Scale(factor=_constant("scale", "factor", factor, least=-inf)), x)
 
 
 def cast(x: Tensor, dtype: DType | str) -> Tensor:

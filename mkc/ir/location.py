@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from os import getcwd
 from os import sep
 from os.path import dirname
 from sys import _getframe
@@ -13,6 +12,7 @@ from typing import Any
 from mkc.ir.graph import Location
 
 _PACKAGE = dirname(dirname(__file__)) + sep
+_PACKAGE_FILE = "__init__.py"
 
 
 class Places:
@@ -27,20 +27,22 @@ class Places:
         place = (frame.f_code.co_filename, frame.f_lineno)
         found = self._known.get(place)
         if found is None:
-            found = self._known[place] = _location(*place)
+            found = self._known[place] = _location(frame)
         return found
 
 
 def author_location() -> Location:
     """The author's line that is being run."""
-    frame = _author_frame()
-    return _location(frame.f_code.co_filename, frame.f_lineno)
+    return _location(_author_frame())
 
 
 def definition(function: Callable[..., Any]) -> Location | None:
     """Where a function is defined; None for callables without code of their own."""
     code = getattr(function, "__code__", None)
-    return None if code is None else _location(code.co_filename, code.co_firstlineno)
+    if code is None:
+        return None
+    module = str(getattr(function, "__module__", ""))
+    return Location(file=portable_path(code.co_filename, module), line=code.co_firstlineno)
 
 
 def _author_frame() -> FrameType:
@@ -50,6 +52,18 @@ def _author_frame() -> FrameType:
     return frame
 
 
-def _location(file: str, line: int) -> Location:
-    """The path is relative below the working directory: short, and the same in every clone."""
-    return Location(file=file.removeprefix(getcwd() + sep), line=line)
+def _location(frame: FrameType) -> Location:
+    module = str(frame.f_globals.get("__name__", ""))
+    return Location(file=portable_path(frame.f_code.co_filename, module), line=frame.f_lineno)
+
+
+def portable_path(file: str, module: str) -> str:
+    """A file's path below the folder that its module is imported from.
+
+    It stands in the outputs, so it depends neither on the current directory nor on the machine:
+    `family/decoder.py` for the module `family.decoder`, `mine.py` for a file of its own.
+    """
+    words = file.split(sep)
+    named = module.split(".")
+    named = [*named, _PACKAGE_FILE] if words[-1] == _PACKAGE_FILE else [*named[:-1], words[-1]]
+    return "/".join(named) if words[-len(named) :] == named else words[-1]

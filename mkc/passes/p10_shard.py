@@ -298,7 +298,7 @@ class _Walk:
         ]
         last = self._type(names[0]).axes[-1]
         axis = min(axes, key=lambda one: one.units, default=last)
-        error = self._error(node, axis.name or "heads", axis, "")
+        error = self._error(node, axis.name or "last axis", axis, "")
         divided = frozenset[str]().union(*(self.sources.get(name, ()) for name in names))
         return error if axes or self.uneven else _MeetsWhole(divided, error)
 
@@ -306,6 +306,7 @@ class _Walk:
         def divide_units(type: TensorType, axis: int, param: str) -> Sharding:
             """All ranks different when the units allow it, else copies of heads."""
             parts = type.axes[axis].parts
+            dimension = type.axes[axis].name or ("output rows", "input columns")[min(axis, 1)]
             shards = gcd(self.ranks, *(part.count for part in parts))
             if self.ranks == 1 or param in self.whole:
                 return REPLICATED
@@ -313,14 +314,12 @@ class _Walk:
                 uneven = (one for one in parts if one.count % self.ranks and self.ranks % one.count)
                 part = next(uneven, None)
                 if part is not None and self.uneven is None:
-                    dimension = type.axes[axis].name or "heads"
                     self.uneven = Uneven(node=node, dimension=dimension, part=part, name=param)
                 copies = self.ranks // shards
                 return (
                     Sharding(axis=axis, shards=shards, copies=copies) if shards > 1 else REPLICATED
                 )
-            name = type.axes[axis].name or "heads"
-            raise self._error(node, name, type.axes[axis], param)
+            raise self._error(node, dimension, type.axes[axis], param)
 
         return divide_units
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from itertools import count
 from typing import ClassVar
 
+from mkc.errors import UnsupportedGraphError
 from mkc.ir import ops
 from mkc.ir.graph import Block
 from mkc.ir.graph import Node
@@ -127,6 +128,7 @@ class _Cutter:
             else:
                 for value in item.results:
                     self.widths[value.name] = lanes(value.type.shape)
+                self.check_lookup(item)
                 kind = ANCHORS.get(type(item.op))
                 if kind is None:
                     pending.append(item)
@@ -135,6 +137,28 @@ class _Cutter:
                     steps.append(Step(id="", kind=kind, nodes=(item,)))
         flush()
         return tuple(steps)
+
+    def check_lookup(self, node: Node) -> None:
+        """The kernel looks step inputs up, in tables that all layers share."""
+        if not isinstance(node.op, ops.Embed):
+            return
+        graph = self.sharded.graph
+        if graph.params[node.operands[1]].indices:
+            raise UnsupportedGraphError(
+                op=node.op.mnemonic,
+                location=node.location,
+                problem=f"'{node.operands[1]}' is a table of its own in every layer of a loop, "
+                "which the kernel cannot look up yet",
+                hint="Look it up before the layers, or in layers that do not repeat",
+            )
+        if node.operands[0] not in {value.name for value in graph.inputs}:
+            raise UnsupportedGraphError(
+                op=node.op.mnemonic,
+                location=node.location,
+                problem=f"%{node.operands[0]} is computed in the step; the kernel looks up step "
+                "inputs only",
+                hint="Look up step.tokens or step.positions",
+            )
 
     def loop(self, repeat: Repeat) -> StepLoop:
         for carry in repeat.carries:

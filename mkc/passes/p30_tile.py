@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from math import isqrt
 from math import log2
 from typing import ClassVar
 
@@ -174,8 +175,10 @@ def choose_tiling(graph: StepGraph, step: Step, wanted_rows: int) -> Tiling:
             op=node.op.mnemonic,
             location=node.location,
             length=K,
+            whole=graph.sharded.full.params[node.operands[1]].type.shape[1],
             multiple=ROW_TILE,
             param=node.operands[1],
+            dimension=graph.sharded.full.params[node.operands[1]].type.axes[1].name,
         )
     blocks = -(-columns // TAPE_LANES)
     if wanted_rows * LARGEST_RATIO < K:
@@ -232,4 +235,6 @@ def _distance(rows: int, wanted: int) -> float:
 
 
 def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
+    """Ascending; found in pairs, so that a large number takes its square root of steps."""
+    small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})

@@ -37,7 +37,7 @@ SAFE_TWO_PHASE = (
     "gather buffer only after the next scatter has; peers send those after reading"
 )
 SAFE_MEETING = "all ranks meet behind every exchange with this buffer, after they have read it"
-SAFE_ONCE = "used once per launch"
+SAFE_ONCE = "used once per launch, and every launch begins with a meeting of all ranks"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,26 +69,34 @@ class ChooseCollectives:
     algorithm: str = "auto"
 
     def apply(
-        self, graph: StepGraph, padded_rows: int, target: Target, log: DecisionLog
+        self, graph: StepGraph, padded_rows: int, rounds: int, target: Target, log: DecisionLog
     ) -> Collectives:
-        """Returns the algorithm and buffers of every exchange."""
+        """Returns the algorithm and buffers of every exchange.
+
+        With several rounds per launch the last exchange is followed by the first one again.
+        """
         chosen: dict[str, Collective] = {}
         plans: dict[str, ExchangePlan] = {}
+        sites = _exchange_sites(graph)
+        reduces = [one for one in sites if one.kind is StepKind.ALL_REDUCE]
+        argmaxes = [one for one in sites if isinstance(one.nodes[0].op, ops.ShardedArgmax)]
         neighbours = _Neighbours()
-        neighbours.visit(graph.body)
+        first, last = neighbours.visit(graph.body)
+        if rounds > 1 and not argmaxes:
+            neighbours.join(last, first)
+        for step in argmaxes:
+            meets = rounds > 1 and not reduces
+            chosen[step.id] = Collective(algorithm=ARGMAX, exchange="exchange_argmax", meets=meets)
+            repeated = SAFE_MEETING if meets else SAFE_ALTERNATING
+            plans["exchange_argmax"] = ExchangePlan(
+                name="exchange_argmax",
+                kind=ARGMAX,
+                rows=2 * padded_rows,
+                columns=VECTOR_LANES,
+                safe_because=repeated if rounds > 1 else SAFE_ONCE,
+            )
         places: dict[str, int] = {}
-        for step in _exchange_sites(graph):
-            if step.kind is StepKind.ARGMAX:
-                if isinstance(step.nodes[0].op, ops.ShardedArgmax):
-                    chosen[step.id] = Collective(algorithm=ARGMAX, exchange="exchange_argmax")
-                    plans["exchange_argmax"] = ExchangePlan(
-                        name="exchange_argmax",
-                        kind=ARGMAX,
-                        rows=2 * padded_rows,
-                        columns=VECTOR_LANES,
-                        safe_because=SAFE_ONCE,
-                    )
-                continue
+        for step in reduces:
             near = neighbours.of.get(step.id, set())
             repeats = step.id in near
             algorithm = self._algorithm(graph, step, repeats, padded_rows, target, log)

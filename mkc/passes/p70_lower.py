@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mkc.ir import ops
+from mkc.ir.graph import Graph
 from mkc.ir.graph import Node
 from mkc.ir.types import DType
+from mkc.ir.types import TensorType
 from mkc.passes.lifetimes import external_operands
 from mkc.passes.operands import kernel_operands
 from mkc.passes.p30_tile import Tiles
@@ -93,6 +95,7 @@ class Lower:
             pages=streams.pages,
             body=body,
             logits=lowering.view(logits) if self.logits and logits else None,
+            logits_whole=bool(logits) and logits in _whole_outputs(graph),
             rounds_per_launch=self.rounds,
             vmem_limit_bytes=target.vmem.total_bytes,
         )
@@ -154,6 +157,7 @@ class _Lowering:
             id=step.id,
             title=title(step),
             location=node.location,
+            source=node.operands[0],
             table=f"table_{step.id}",
             param=node.operands[1],
             output=self.view(node.results[0].name),
@@ -293,7 +297,20 @@ class _Lowering:
             logits=logits,
             columns=logits.width,
             exchange=choice.exchange if choice else None,
+            meets=choice.meets if choice else False,
         )
+
+
+def _whole_outputs(graph: StepGraph) -> set[str]:
+    """Output values of which every rank has all columns."""
+    full = _types(graph.sharded.full)
+    local = _types(graph.sharded.graph)
+    names = graph.sharded.graph.outputs.values()
+    return {name for name in names if full[name].shape == local[name].shape}
+
+
+def _types(graph: Graph) -> dict[str, TensorType]:
+    return {value.name: value.type for node in graph.body.nodes() for value in node.results}
 
 
 def title(step: Step) -> str:

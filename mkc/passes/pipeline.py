@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import fields
@@ -19,17 +20,22 @@ from mkc.passes.p10_shard import infer_local
 from mkc.passes.p20_fuse import Fuse
 from mkc.passes.p30_tile import Tile
 from mkc.passes.p30_tile import Tiles
+from mkc.passes.p40_collectives import ONE_SHOT
+from mkc.passes.p40_collectives import TWO_PHASE
 from mkc.passes.p40_collectives import ChooseCollectives
 from mkc.passes.p50_residency import Place
 from mkc.passes.p50_residency import Residency
 from mkc.passes.p60_prefetch import Prefetch
 from mkc.passes.p70_lower import Lower
 from mkc.passes.steps import StepGraph
+from mkc.passes.streams import CACHE_ROW_TILE
 from mkc.schedule.decisions import DecisionLog
+from mkc.schedule.program import TAPE_LANES
 from mkc.schedule.program import Program
 from mkc.targets import Target
 
 ROW_TILE = 8  # f32 rows of a memory tile: activation buffers have a multiple of it
+ALGORITHMS = ("auto", ONE_SHOT, TWO_PHASE)  # of exchanges
 UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20}
 PASS = re.compile(r"\s*([a-z]+)(?:\{([^{}]*)\})?\s*(?:,|$)")
 
@@ -72,7 +78,7 @@ class Pipeline:
         _assert_valid(sharded.graph)
         steps = self.fuse.apply(sharded, log)
         tiles = self.tile.apply(steps, target, log)
-        collectives = self.collectives.apply(steps, padded_rows, target, log)
+        collectives = self.collectives.apply(steps, padded_rows, self.lower.rounds, target, log)
         residency = self.residency.apply(steps, tiles, collectives, padded_rows, target, log)
         prefetched = self.prefetch.apply(steps, tiles, residency.slots, self.lower.rounds, log)
         program = self.lower.apply(
@@ -105,6 +111,8 @@ class Pipeline:
             changed = _with_options(getattr(pipeline, name), options, text)
             pipeline = replace(pipeline, **{name: changed})
             position = match.end()
+        for problem in _nonsense(pipeline):
+            raise PassSpecError(text=text, problem=problem)
         return pipeline
 
 
@@ -112,6 +120,22 @@ def _assert_valid(graph: Graph) -> None:
     """A pass that breaks a graph is a fault of mkc, not of the model."""
     found = findings(graph)
     assert not found, f"after sharding: {found[0]}"
+
+
+def _nonsense(pipeline: Pipeline) -> Iterator[str]:
+    """Values that an option can be written with, but no kernel can be made with."""
+    algorithm, tile = pipeline.collectives.algorithm, pipeline.residency.cache_tile
+    if algorithm not in ALGORITHMS:
+        yield f"algorithm '{algorithm}' is none of {', '.join(ALGORITHMS)}"
+    if tile % CACHE_ROW_TILE:
+        yield f"cache_tile {tile} is no multiple of {CACHE_ROW_TILE}, the rows of a memory tile"
+    if pipeline.residency.fewest_slots < 1:
+        yield "fewest_slots is 0; the ring of the tape has at least one slot"
+    if pipeline.fuse.narrow_columns > TAPE_LANES:
+        yield f"narrow_columns is above {TAPE_LANES}, the columns of one block of the tape"
+    for name, value in (("ranks", pipeline.shard.ranks), ("rounds", pipeline.lower.rounds)):
+        if value < 1:
+            yield f"{name} is {value}; expected at least 1"
 
 
 def _print(one: Any) -> str:

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from mkc.codegen_pallas.support import operand_format
 from mkc.passes.pipeline import Lowered
 from mkc.runtime.container import PackedWeights
 from mkc.runtime.pack import DTYPES
@@ -94,6 +95,10 @@ class KernelSession:
                 strict=True,
             )
         }
+        self._formats = {
+            operand.name: operand_format(operand, self.mesh, self.interpret)
+            for operand in self.module.SPEC.operands
+        }
 
     def load_weights(self, load: LoadTensor) -> None:
         """Packs all weights. `load` reads a checkpoint tensor by name."""
@@ -132,7 +137,7 @@ class KernelSession:
     def place(self, name: str, ranks: Sequence[Array]) -> None:
         """Sets an operand from the parts of all ranks (one part for a replicated operand)."""
         array = ranks[0] if len(ranks) == 1 else np.concatenate(ranks, axis=0)
-        self.operands[name] = jax.device_put(array, self._shardings[name])
+        self.operands[name] = jax.device_put(array, self._formats[name])
 
     def set_state(self, key: str, state: Array) -> None:
         """Sets a state [instances, batch, ...] of the graph."""
@@ -207,7 +212,8 @@ class KernelSession:
         """The ranks' columns without their padding, side by side."""
         assert self.program.logits is not None
         columns = self.program.logits.width
-        parts = np.split(np.asarray(array), self.program.ranks, axis=1)
+        shares = 1 if self.program.logits_whole else self.program.ranks
+        parts = np.split(np.asarray(array), shares, axis=1)
         joined = np.concatenate([part[:, :columns] for part in parts], axis=1)
         return joined[: self.program.batch]
 

@@ -170,10 +170,12 @@ class EmbedPhase(Phase):
     """Looks token rows up in the replicated table.
 
     Attributes:
+      source: the step input that is looked up, `tokens` or `positions`.
       table: operand name.
       param: parameter key of the table.
     """
 
+    source: str
     table: str
     param: str
     output: View
@@ -316,11 +318,16 @@ class AllReducePhase(Phase):
 
 @dataclass(frozen=True, kw_only=True)
 class ArgmaxPhase(Phase):
-    """Index of the largest logit over all ranks' columns, and the token output."""
+    """Index of the largest logit over all ranks' columns, and the token output.
+
+    Attributes:
+      meets: as for `AllReducePhase`.
+    """
 
     logits: View
     columns: int
     exchange: str | None
+    meets: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -416,6 +423,7 @@ class Program:
     pages: dict[str, tuple[PageRow, ...]]
     body: tuple[Phase | Loop, ...]
     logits: View | None
+    logits_whole: bool
     rounds_per_launch: int
     vmem_limit_bytes: int
 

@@ -50,10 +50,19 @@ def compile_small(
     context: int = 256,
     tp: int | None = None,
     passes: str = "",
+    rounds: int = 1,
     aot: bool = False,
 ) -> CompileResult:
     """Traces and compiles the model, without the TPU compiler unless `aot`."""
     config = sizes or Sizes()
     graph = mkc.trace(decoder, name="small", batch=batch, context=context, config=config)
-    request = CompileRequest(graph=graph, target=target, tp=tp, passes=passes, aot=aot)
+    request = CompileRequest(
+        graph=graph,
+        target=target,
+        tp=tp,
+        passes=passes,
+        rounds_per_launch=rounds,
+        aot=aot,
+        retrace=lambda n: mkc.trace(decoder, name="small", batch=n, context=context, config=config),
+    )
     return compile_graph(request)

@@ -39,7 +39,7 @@ def test_activations_that_exceed_vmem() -> None:
     assert sum(one.bytes for one in error.live) == error.needed_bytes
     with refused(
         VmemError,
-        "Cheapest change: a lower --batch than 8.",
+        "Cheapest change: a narrower model; no other tp of this target or smaller batch lets it fit.",
         *(f"  {one.name}  ({one.op})" for one in error.live),
     ):
         raise error
@@ -48,6 +48,21 @@ def test_activations_that_exceed_vmem() -> None:
 def test_reserve_that_leaves_nothing() -> None:
     with refused(VmemError, "MiB too much", "Cheapest change:", "tape_ring  (weight stream)"):
         compile_small(passes="residency{reserve_bytes=127MiB}")
+
+
+def test_the_advice_for_a_large_reserve_works() -> None:
+    with refused(VmemError, "Cheapest change: the default options of the passes, with which"):
+        compile_small(passes="residency{reserve_bytes=127MiB}")
+
+
+def test_the_advice_of_a_smaller_batch_works() -> None:
+    """Each sequence reads its own block of embedding rows, here of 12 MiB."""
+    sizes = Sizes(hidden=393216, mlp=128, vocab=128, heads=1, kv_heads=1)
+    with pytest.raises(VmemError) as raised:
+        compile_small(sizes, batch=8, tp=1)
+    advised = findall(r"Cheapest change: --(tp|batch) (\d+), with which", str(raised.value))
+    ((option, value),) = advised
+    assert compile_small(sizes, **({"batch": 8, "tp": 1} | {option: int(value)})).report
 
 
 def test_live_buffers_are_listed_by_size() -> None:
@@ -98,9 +113,22 @@ def test_inner_size_that_does_not_fill_memory_tiles() -> None:
         "small_model.py:",
         "linear: parameter 'model.layers.0.down.weight' has 24 input columns on each rank",
         "a multiple of 16",
-        "a smaller --tp",
+        "Choose --tp 4, with which every rank has whole tiles.",
     ):
         compile_small(Sizes(mlp=8 * 24))
+    assert compile_small(Sizes(mlp=8 * 24), tp=4).report["ranks"] == 4
+
+
+def test_inner_size_that_fits_no_mesh() -> None:
+    """The residual width is contracted whole on every rank, so no tp helps."""
+    with refused(
+        TileError,
+        "has 100 input columns",
+        "Make the whole dimension, which is 100, a multiple of 16.",
+    ):
+        compile_small(Sizes(hidden=100))
+    with refused(TileError, "dimension, which is 200, a multiple of 16."):
+        compile_small(Sizes(mlp=200), tp=1)
 
 
 @pytest.mark.parametrize(("context", "nearest"), [(100, 112), (8, 16), (4097, 4112)])

@@ -25,6 +25,7 @@ from mkc.codegen_pallas.support.launch import KernelSpec
 from mkc.codegen_pallas.support.launch import Operand
 from mkc.codegen_pallas.support.launch import abstract_arguments
 from mkc.codegen_pallas.support.launch import build
+from mkc.codegen_pallas.support.launch import operand_format
 from mkc.codegen_pallas.support.matmul import copy_out
 from mkc.codegen_pallas.support.matmul import lanes
 from mkc.codegen_pallas.support.matmul import narrow_matmul
@@ -99,6 +100,7 @@ __all__ = [
     "l2_norm",
     "local_argmax",
     "negate",
+    "operand_format",
     "per_head",
     "positions_column",
     "rms_norm",

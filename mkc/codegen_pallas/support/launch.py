@@ -15,6 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
+from jax.experimental.layout import Format
+from jax.experimental.layout import Layout
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 from jax.sharding import NamedSharding
@@ -47,6 +49,7 @@ class KernelSpec:
         i32 in SMEM.
       rounds: decode steps one launch may run.
       logits: [rows, columns] of one rank when the kernel returns them.
+      logits_whole: every rank has all columns.
     """
 
     name: str
@@ -58,6 +61,7 @@ class KernelSpec:
     vmem_limit_bytes: int
     collective_id: int
     rounds: int = 1
+    logits_whole: bool = False
 
 
 def build(
@@ -92,7 +96,8 @@ def build(
         results = tuple(call(*pinned))
         return (*results, *(arguments[index] for index in updated)) if in_place else results
 
-    logits_specs = [PartitionSpec(None, AXIS)] if spec.logits else []
+    logits_spec = PartitionSpec() if spec.logits_whole else PartitionSpec(None, AXIS)
+    logits_specs = [logits_spec] if spec.logits else []
     partitions = [_partition(one) for one in spec.operands]
     sharded = jax.shard_map(
         step,
@@ -105,7 +110,26 @@ def build(
         ),
         check_vma=False,
     )
-    return jax.jit(sharded, donate_argnums=tuple(updated))
+    formats = [operand_format(one, mesh, interpret) for one in spec.operands]
+    outputs = [NamedSharding(mesh, PartitionSpec()) for _ in _scalar_outputs(spec)]
+    outputs += [NamedSharding(mesh, one) for one in logits_specs]
+    return jax.jit(
+        sharded,
+        in_shardings=tuple(formats),
+        out_shardings=(*outputs, *(formats[index] for index in updated)),
+        donate_argnums=tuple(updated),
+    )
+
+
+def operand_format(operand: Operand, mesh: Mesh, interpret: Any) -> Any:
+    """Sharding, and on a TPU the dimension order: row-major, as the kernel reads it.
+
+    XLA's own choice puts narrow last dimensions elsewhere to pad less, and copies before the call.
+    """
+    sharding = NamedSharding(mesh, _partition(operand))
+    if interpret is not False:
+        return sharding
+    return Format(Layout(major_to_minor=tuple(range(len(operand.shape)))), sharding)
 
 
 def _call(

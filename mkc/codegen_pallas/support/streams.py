@@ -121,7 +121,7 @@ def embed(*, table: Ref, tokens: Ref, blocks: Ref, sem: Ref, out: Ref, batch: in
       tokens: `[batch]` i32 in SMEM, each in 0 .. V - 1.
       blocks: `[batch, 16, H]` bf16 in VMEM.
       sem: one DMA semaphore.
-      out: `[R, H]` f32 in VMEM.
+      out: `[R, H]` f32 in VMEM; lanes beyond H become zero.
     """
 
     def block(index: Scalar) -> Any:
@@ -136,8 +136,12 @@ def embed(*, table: Ref, tokens: Ref, blocks: Ref, sem: Ref, out: Ref, batch: in
     def select(index: jax.Array, carry: jax.Array) -> jax.Array:
         rows = blocks[index].astype(jnp.float32)
         mine = lax.broadcasted_iota(jnp.int32, rows.shape, 0) == (tokens[index] & (BF16_ROWS - 1))
-        out[pl.ds(index, 1), :] = jnp.sum(jnp.where(mine, rows, 0.0), axis=0, keepdims=True)
+        row = jnp.sum(jnp.where(mine, rows, 0.0), axis=0, keepdims=True)
+        if padding:  # a run-time row is stored with all its lanes
+            row = jnp.concatenate([row, jnp.zeros((1, padding), jnp.float32)], axis=1)
+        out[pl.ds(index, 1), :] = row
         return carry
 
+    padding = out.shape[1] - table.shape[1]
     out[...] = jnp.zeros(out.shape, jnp.float32)
     lax.fori_loop(0, batch, select, jnp.int32(0))

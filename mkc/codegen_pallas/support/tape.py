@@ -71,6 +71,8 @@ def tape_prologue(tape: Tape, loads: Sequence[int]) -> TapeCursor:
     for slot, rows in enumerate(loads[: tape.slots]):
         _load(tape, slot, row, rows).start()
         row += rows
+    if row == tape.rows:
+        row = 0  # the ring holds the whole tape
     return TapeCursor(slot=jnp.int32(0), row=jnp.int32(row))
 
 
