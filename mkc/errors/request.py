@@ -75,8 +75,8 @@ class UnsupportedFeatureError(ConfigError):
         self.feature = feature
         super().__init__(
             f"{config}: key '{key}' is {_SHORT.repr(got)}, which asks for {feature}; mkc does not "
-            f"support {feature}. Supported: {supported}. Use a checkpoint without it; a config edited to "
-            f"hide it would compute wrong results."
+            f"support {feature}. Supported: {supported}. Use a checkpoint without it; a config "
+            f"edited to hide it would compute wrong results."
         )
 
 

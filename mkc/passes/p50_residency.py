@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar
 
 from mkc.errors import LiveBuffer
@@ -35,6 +36,7 @@ from mkc.schedule.program import TAPE_LANES
 from mkc.schedule.program import VECTOR_LANES
 from mkc.schedule.program import Buffer
 from mkc.schedule.program import ExchangePlan
+from mkc.schedule.program import StreamPlan
 from mkc.schedule.program import View
 from mkc.targets import Target
 
@@ -156,7 +158,10 @@ class Place:
                     passed=self.name,
                     chosen=f"{stream.slots} slots in VMEM, items stream from HBM and back",
                     because="items arrive while earlier ones are used",
-                    rejected={"resident": "all layers' states exceed VMEM"},
+                    rejected={
+                        "resident": f"{_item_bytes(stream) * stream.items} bytes of VMEM, and they "
+                        "come from HBM and go back there in every step all the same"
+                    },
                 )
         for cache in streams.caches:
             log.choose(
@@ -181,6 +186,10 @@ class Place:
             live=[LiveBuffer(name=one.name, op=one.op, bytes=one.bytes) for one in allocations],
             cheapest_change=change,
         )
+
+
+def _item_bytes(stream: StreamPlan) -> int:
+    return prod(stream.item_shape) * stream.dtype.bytes
 
 
 def _buffers(

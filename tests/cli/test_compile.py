@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+import models
 from mkc.cli import output
 from mkc.cli.main import main
 from mkc.driver import CompileResult
@@ -149,7 +152,8 @@ def test_a_failure_while_writing_leaves_the_old_folder(
 ) -> None:
     folder = tmp_path / "here"
     folder.mkdir()
-    (folder / "report.json").write_text("old")
+    old = json.dumps(dict.fromkeys(output.REPORT_KEYS))
+    (folder / "report.json").write_text(old)
     written: list[str] = []
 
     def full_disk(path: Path, text: str, encoding: str) -> int:
@@ -171,7 +175,150 @@ def test_a_failure_while_writing_leaves_the_old_folder(
     with pytest.raises(output.OutputError, match="No space left on device"):
         output.write_folder(folder, result)
     assert names(tmp_path) == ["here"]
-    assert (folder / "report.json").read_text() == "old"
+    assert (folder / "report.json").read_text() == old
+
+
+def test_a_failure_while_exchanging_restores_the_old_folder(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("compile", DECODER, "--tp", "2", "--no-aot", "--quiet", "--out", "here")
+    run(*arguments)
+    replace = os.replace
+    moved: list[str] = []
+
+    def fails_second(source: Path, place: Path) -> None:
+        moved.append(place.name)
+        if len(moved) == 2:
+            raise OSError(5, "Input/output error")
+        replace(source, place)
+
+    monkeypatch.setattr(os, "replace", fails_second)
+    done = run(*arguments)
+    assert done.stderr.startswith("error[E160]: ")
+    assert moved == ["old", "here", "here"]
+    assert names(tmp_path) == ["here"]
+    assert names(tmp_path / "here") == FILES
+
+
+def make_notes(folder: Path) -> None:
+    (folder / "report.json").write_text("my own notes")
+
+
+def make_other_report(folder: Path) -> None:
+    (folder / "report.json").write_text('{"model": "of another program"}')
+
+
+def make_list(folder: Path) -> None:
+    (folder / "report.json").write_text("[]")
+
+
+def make_folder(folder: Path) -> None:
+    (folder / "report.json").write_text(json.dumps(dict.fromkeys(output.REPORT_KEYS)))
+    (folder / "kernel.py").mkdir()
+    (folder / "kernel.py" / "data").write_text("mine")
+
+
+def make_byte_code(folder: Path) -> None:
+    (folder / "report.json").write_text(json.dumps(dict.fromkeys(output.REPORT_KEYS)))
+    (folder / "__pycache__").mkdir()
+    (folder / "__pycache__" / "thesis.pyc").write_text("mine")
+
+
+@pytest.mark.parametrize(
+    "make", [make_notes, make_other_report, make_list, make_folder, make_byte_code]
+)
+def test_a_folder_that_only_looks_like_ours_is_left_alone(
+    run: Run, tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    make(folder)
+    before = sorted(folder.rglob("*"))
+    done = run("compile", DECODER, "--no-aot", "--out", "here")
+    assert done.stderr.startswith("error[E160]: output folder here: ")
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_stays_and_what_it_leads_to_is_written(
+    run: Run, tmp_path: Path, exists: bool
+) -> None:
+    if exists:
+        (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    arguments = ("compile", DECODER, "--tp", "2", "--no-aot", "--quiet", "--out", "link")
+    assert run(*arguments).stderr == ""
+    assert run(*arguments).stderr == ""
+    assert (tmp_path / "link").is_symlink()
+    assert names(tmp_path / "real") == FILES
+    assert names(tmp_path) == ["link", "real"]
+
+
+@pytest.mark.parametrize("out", ["n" * 300, "/proc/nowhere", "loop"])
+def test_a_place_where_no_folder_can_be_is_refused(run: Run, tmp_path: Path, out: str) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    done = run("compile", DECODER, "--no-aot", "--tp", "2", "--out", out)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error[E160]: output folder {out}: ")
+    assert names(tmp_path) == ["loop"]
+
+
+SIBLINGS = """
+import mkc
+import helper_of_mine
+
+def decoder(step):
+    from late_helper_of_mine import ROWS
+    table = mkc.param("embed.weight", [ROWS, helper_of_mine.WIDTH])
+    return mkc.next_token(mkc.embed(step.tokens, table), table)
+"""
+
+
+@pytest.fixture
+def siblings(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "below"
+    folder.mkdir()
+    (folder / "mine.py").write_text(SIBLINGS)
+    (folder / "helper_of_mine.py").write_text("WIDTH = 256")
+    (folder / "late_helper_of_mine.py").write_text("ROWS = 2048")
+    yield folder
+    for name in ("helper_of_mine", "late_helper_of_mine"):
+        sys.modules.pop(name, None)
+
+
+def test_a_file_may_import_its_neighbours(run: Run, siblings: Path) -> None:
+    before = list(sys.path)
+    done = run("compile", "below/mine.py:decoder", "--emit", "graph")
+    assert done.stderr == ""
+    assert "[2048, 256]" in done.stdout or "2048" in done.stdout
+    assert sys.path == before
+
+
+def test_outputs_do_not_depend_on_the_current_directory(
+    run: Run, tmp_path: Path, siblings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("--tp", "2", "--no-aot", "--quiet", "--out")
+    run("compile", "below/mine.py:decoder", *arguments, str(tmp_path / "first"))
+    monkeypatch.chdir(siblings)
+    run("compile", "mine.py:decoder", *arguments, str(tmp_path / "second"))
+    for name in ("graph.txt", "kernel.py", "plan.json", "program.txt"):
+        text = (tmp_path / "first" / name).read_text()
+        assert text == (tmp_path / "second" / name).read_text()
+        assert str(tmp_path) not in text
+    assert "From mine.py:7." in (tmp_path / "first" / "kernel.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("model", "place"),
+    [
+        ("qwen38", "models/qwen38.py:"),
+        (f"{Path(models.__path__[0], 'examples', 'dense.py')}:decoder", "models/examples/dense.py"),
+    ],
+)
+def test_places_in_shipped_models_are_below_the_package(run: Run, model: str, place: str) -> None:
+    text = run("compile", model, "--emit", "kernel").stdout
+    assert f"From {place}" in text
+    assert models.__path__[0] not in text
 
 
 def test_a_wrong_option_is_status_2(run: Run) -> None:

@@ -64,6 +64,17 @@ def wrong_option(step):
 
 def no_outputs(step):
     return None
+
+def exits(step):
+    raise SystemExit(5)
+
+def not_finite(step):
+    table = mkc.param("embed.weight", [64, 32])
+    return mkc.rms_norm(mkc.embed(step.tokens, table), table, eps=float("nan"))
+
+def few_layers(step):
+    for layer in mkc.layers(-1):
+        pass
 """
 
 
@@ -103,6 +114,9 @@ def test_file_that_does_not_exist(command: Command) -> None:
         ("raises_below", ModelFileError, ("mine.py:14 raised ValueError", "'twelve'")),
         ("wrong_shape", ShapeError, ("mine.py:18: linear", "in = 64")),
         ("wrong_option", ModelFileError, ("mine.py:25 raised TypeError", "weight")),
+        ("exits", ModelFileError, ("mine.py:31 raised SystemExit: 5",)),
+        ("not_finite", TraceError, ("mine.py:35: ", "eps is nan", "a finite number of at least 0")),
+        ("few_layers", TraceError, ("mine.py:38: ", "the number of layers is -1")),
         ("no_outputs", TraceError, ("mine.py:27: ", "returned NoneType", "mkc.Outputs")),
     ],
 )
@@ -130,6 +144,7 @@ def test_file_without_a_function(command: Command, model_file: Path) -> None:
     [
         ("def decoder(step:\n", "broken.py:1 is not valid Python"),
         ("import no_such_module\n", "broken.py:1 raised ModuleNotFoundError"),
+        ("import sys\nsys.exit(3)\n", "broken.py:2 raised SystemExit: 3"),
     ],
 )
 def test_file_that_cannot_be_imported(command: Command, text: str, problem: str) -> None:
@@ -163,6 +178,14 @@ def test_wrong_value(command: Command) -> None:
     command.refused(ConfigValueError, "'vocab_size' is 'many'", "a positive integer", argv=argv)
 
 
+def test_the_file_of_a_wrong_value_is_named(command: Command) -> None:
+    with_config(command, vocab_size="many")
+    (command.folder / "checkpoint").mkdir()
+    (command.folder / "config.json").rename(command.folder / "checkpoint" / "config.json")
+    message = command.refused(ConfigValueError, argv="compile qwen38 --config checkpoint --no-aot")
+    assert message.startswith("error[E102]: checkpoint/config.json: key 'vocab_size' is 'many'; ")
+
+
 def test_unsupported_feature(command: Command) -> None:
     argv = with_config(command, attention_bias=True)
     command.refused(UnsupportedFeatureError, "'attention_bias'", "biases in attention", argv=argv)
@@ -170,7 +193,13 @@ def test_unsupported_feature(command: Command) -> None:
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [("{", "is not JSON"), ("[]", "not an object"), (None, "cannot be read (No such file")],
+    [
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is nested too deeply"),
+        ("1" * 5000, "is not JSON"),
+        ("[]", "not an object"),
+        (None, "cannot be read (No such file"),
+    ],
 )
 def test_config_file(command: Command, text: str | None, problem: str) -> None:
     if text is not None:

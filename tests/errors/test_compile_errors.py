@@ -56,6 +56,49 @@ def test_pipeline_text(passes: str, problem: str) -> None:
         compile_small(passes=passes)
 
 
+@pytest.mark.parametrize(
+    ("passes", "problem"),
+    [
+        ("shard{ranks=4}", "ranks of pass 'shard' is 4, but --tp decides it"),
+        ("lower{rounds=4}", "rounds of pass 'lower' is 4, but --rounds-per-launch decides it"),
+        ("lower{logits=True}", "logits of pass 'lower' is True, but --logits decides it"),
+        ("shard{ranks=0}", "ranks is 0; expected at least 1"),
+        ("lower{rounds=0}", "rounds is 0; expected at least 1"),
+        ("residency{reserve_bytes=128MiB}", "leaves the kernel nothing of the 1"),
+        ("residency{cache_tile=24}", "cache_tile 24 is no multiple of 16"),
+        ("residency{fewest_slots=0}", "fewest_slots is 0"),
+        ("collectives{algorithm=ring}", "'ring' is none of auto, one_shot, two_phase"),
+        ("fuse{narrow_columns=512}", "narrow_columns is above 256"),
+    ],
+)
+def test_pipeline_options_without_sense(passes: str, problem: str) -> None:
+    with refused(PassSpecError, f"pass pipeline '{passes}': ", problem):
+        compile_small(passes=passes)
+
+
+def test_the_pipeline_of_a_plan_may_be_given_back() -> None:
+    plan = compile_small().plan
+    assert compile_small(passes=plan["pipeline"]).plan == plan
+
+
+def test_dimensions_without_a_name_are_not_called_heads() -> None:
+    with refused(
+        ShardingError, "dimension 'output rows' of parameter 'head.weight' (size 100)"
+    ) as raised:
+        compile_small(Sizes(vocab=100))
+    assert "heads" not in raised.value.message
+
+
+def test_every_tp_that_is_offered_works() -> None:
+    """With 8 ranks a row of `down` has 24 inputs, which no memory tile holds: 8 is not offered."""
+    sizes = Sizes(mlp=8 * 24)
+    with pytest.raises(ShardingError) as raised:
+        compile_small(sizes, tp=3)
+    assert raised.value.possible == (1, 2, 4, 6)
+    for tp in (1, 2, 4, 6):
+        assert compile_small(sizes, tp=tp).report["ranks"] == tp
+
+
 def test_refusal_of_the_tpu_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first lines of the compiler's message are shown, not the hundreds behind them."""
     said = "\n\nINTERNAL: Mosaic failed\n" + "".join(f"  detail {n}\n" for n in range(100))

@@ -71,7 +71,7 @@ def test_the_shipped_config_is_right() -> None:
         ("linear_num_value_heads", "a positive integer"),
         ("linear_key_head_dim", "a positive integer"),
         ("linear_value_head_dim", "a positive integer"),
-        ("linear_conv_kernel_dim", "a positive integer"),
+        ("linear_conv_kernel_dim", "an integer of at least 2"),
         ("rms_norm_eps", "a positive number"),
         ("rope_theta", "a positive number"),
         ("rope_parameters", "an object with rope_type"),

@@ -10,6 +10,7 @@ from mkc.errors import BatchError
 from mkc.errors import ContextError
 from mkc.errors import HbmError
 from mkc.errors import LiveBuffer
+from mkc.errors import RoundsError
 from mkc.errors import TileError
 from mkc.errors import VmemError
 from mkc.targets import load_target
@@ -39,7 +40,7 @@ def test_activations_that_exceed_vmem() -> None:
     assert sum(one.bytes for one in error.live) == error.needed_bytes
     with refused(
         VmemError,
-        "Cheapest change: a narrower model; no other tp of this target or smaller batch lets it fit.",
+        "Cheapest change: a narrower model; no other tp of this target or smaller batch lets it",
         *(f"  {one.name}  ({one.op})" for one in error.live),
     ):
         raise error
@@ -102,6 +103,23 @@ def test_weights_that_exceed_one_device() -> None:
 def test_caches_that_exceed_every_topology() -> None:
     with refused(HbmError, "of states", "No topology of this target holds them", "lower --context"):
         compile_small(Sizes(dim=1024), target="v5e", batch=8, context=1 << 24)
+
+
+@pytest.mark.parametrize("size", ["hidden", "mlp", "vocab", "heads", "dim"])
+def test_absurd_sizes_are_refused_before_anything_is_made_of_them(size: str) -> None:
+    with refused(HbmError, "No topology of this target holds them"):
+        compile_small(Sizes(**{size: 8 * 10**12}))
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_more_tokens_per_launch_than_scalar_memory_holds(batch: int) -> None:
+    with pytest.raises(RoundsError) as raised:
+        compile_small(batch=batch, rounds=10**12)
+    (limit,) = (int(one) for one in findall(r"expected 1 to (\d+)", str(raised.value)))
+    assert 0 < limit * batch * 4 < load_target("v6e:2x4").smem.usable_bytes
+    assert compile_small(batch=batch, rounds=limit).report["rounds_per_launch"] == limit
+    with refused(RoundsError, f"{limit + 1} rounds", f"batch {batch}", "--rounds-per-launch"):
+        compile_small(batch=batch, rounds=limit + 1)
 
 
 # Shapes that cannot be laid out.
