@@ -159,7 +159,7 @@ class Compiler:
         self.sources.append(source)
         lack = self.lacks.pop(0) if self.lacks else 0.0
         error = f"Exceeded vmem capacity by {lack:.2f}M" if lack else None
-        return AotResult(ok=not lack, error=error, jax="0", libtpu="0")
+        return AotResult(ok=not lack, error=error, seconds=1.5, jax="0", libtpu="0")
 
 
 def test_a_kernel_that_spills_is_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,9 +173,20 @@ def test_a_kernel_that_spills_is_planned_again(monkeypatch: pytest.MonkeyPatch) 
     assert result.lowered.residency.vmem_bytes <= before - 20 * MIB
     assert result.kernel_source == compiler.sources[1]
     assert result.report["aot"]["ok"]
+    assert result.report["aot"]["seconds"] == result.report["timing"]["aot"] == 3.0  # of both
 
 
 def test_a_kernel_that_spills_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mkc.driver, "compile_ahead", Compiler([1.0, 1.0]))
     with pytest.raises(AheadOfTimeError, match="Exceeded vmem capacity by 1.00M"):
         compile_graph(CompileRequest(graph=full_size(), target="tpu7x:2x2x1"))
+
+
+def test_a_kernel_that_spills_more_than_there_is_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiler = Compiler([1000.0])
+    monkeypatch.setattr(mkc.driver, "compile_ahead", compiler)
+    with pytest.raises(AheadOfTimeError, match="Exceeded vmem capacity by 1000.00M"):
+        compile_graph(CompileRequest(graph=full_size(), target="tpu7x:2x2x1"))
+    assert len(compiler.sources) == 1

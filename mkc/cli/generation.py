@@ -29,6 +29,7 @@ from mkc.cli.lookup import model_graph
 from mkc.cli.lookup import registered_models
 from mkc.driver import choose_topology
 from mkc.errors import ConfigError
+from mkc.errors import ConfigValueError
 from mkc.errors import UnknownModelError
 from mkc.ir.graph import Graph
 from mkc.runtime.backends import OpenedBackend
@@ -263,9 +264,16 @@ def model_of(config: Mapping[str, Any]) -> str:
 
 
 def default_context(config: Mapping[str, Any]) -> int:
-    """What the model was made for, at most DEFAULT_CONTEXT; whole cache tiles."""
+    """What the model was made for, at most DEFAULT_CONTEXT; whole cache tiles.
+
+    Raises:
+      ConfigValueError: the config says no number.
+    """
     text = config.get("text_config") or config
-    limit = int(text.get("max_position_embeddings", DEFAULT_CONTEXT))
+    key = "max_position_embeddings"
+    limit = text.get(key, DEFAULT_CONTEXT)
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+        raise ConfigValueError(key=key, got=limit, expected="a positive integer")
     return max(1, min(limit, DEFAULT_CONTEXT) // CONTEXT_MULTIPLE) * CONTEXT_MULTIPLE
 
 

@@ -208,7 +208,8 @@ def _fault_of_mkc(error: BaseException) -> bool:
 def _problem(error: BaseException, path: Path) -> str:
     """`file:line raised TypeError: text`, with the innermost line of the user's file."""
     if isinstance(error, SyntaxError):
-        return f"{path}:{error.lineno} is not valid Python ({error.msg})"
+        place = f"{path}:{error.lineno}" if error.lineno else str(path)
+        return f"{place} is not valid Python ({error.msg})"
     frames = extract_tb(error.__traceback__)
     lines = [one.lineno for one in frames if Path(one.filename) == path.resolve()]
     place = f"{path}:{lines[-1]}" if lines else str(path)

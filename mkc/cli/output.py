@@ -41,7 +41,7 @@ def check_folder(folder: Path) -> None:
 
 def _check(folder: Path, named: Path) -> None:
     """`named` is what messages call the folder."""
-    if not os.path.lexists(folder):
+    if not folder.is_symlink() and not folder.exists():
         return
     if not folder.is_dir() and not folder.is_symlink():
         raise OutputError(path=named, problem="is a file")
@@ -103,7 +103,7 @@ def write_folder(folder: Path, result: CompileResult) -> None:
                 (fresh / name).write_text(text, encoding="utf-8")
             _exchange(fresh, place, old, folder)
         finally:
-            if place.exists() or not old.exists():  # else it holds the only copy
+            if os.path.exists(place) or not old.exists():  # else it holds the only copy
                 rmtree(scratch)
     except OSError as error:
         raise OutputError(path=folder, problem=f"cannot be written ({error.strerror})") from error

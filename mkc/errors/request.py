@@ -367,6 +367,8 @@ class HbmError(MkcError):
         advice = (
             f"The smallest topology that holds them is {smallest}"
             if smallest is not None
+            else "No topology of this target holds them; use a smaller model or another target"
+            if weight_bytes > limit_bytes
             else "No topology of this target holds them; lower --context or --batch"
         )
         super().__init__(

@@ -290,7 +290,7 @@ def test_a_file_may_import_its_neighbours(run: Run, siblings: Path) -> None:
     before = list(sys.path)
     done = run("compile", "below/mine.py:decoder", "--emit", "graph")
     assert done.stderr == ""
-    assert "[2048, 256]" in done.stdout or "2048" in done.stdout
+    assert "@embed.weight: bf16[2048, 256]" in done.stdout
     assert sys.path == before
 
 
@@ -305,7 +305,7 @@ def test_outputs_do_not_depend_on_the_current_directory(
         text = (tmp_path / "first" / name).read_text()
         assert text == (tmp_path / "second" / name).read_text()
         assert str(tmp_path) not in text
-    assert "From mine.py:7." in (tmp_path / "first" / "kernel.py").read_text()
+    assert "From mine.py:8." in (tmp_path / "first" / "kernel.py").read_text()
 
 
 @pytest.mark.parametrize(

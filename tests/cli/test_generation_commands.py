@@ -16,6 +16,7 @@ from typer.testing import Result
 from mkc.cli import generation
 from mkc.cli.main import app
 from mkc.errors import ChatTemplateError
+from mkc.errors import ConfigValueError
 from mkc.errors import PromptLengthError
 from mkc.errors import UnknownModelError
 from mkc.ir.graph import Graph
@@ -226,3 +227,22 @@ def test_backends_say_the_same(folder: Path, tmp_path: Path) -> None:
     assert len(found[0]["tokens"]) == 6
     assert found[0]["tokens"] == found[1]["tokens"] == found[2]["tokens"]
     assert found[0]["text"] == found[1]["text"] == found[2]["text"]
+
+
+@pytest.mark.parametrize(
+    ("config", "context"),
+    [
+        ({}, 4096),
+        ({"max_position_embeddings": 100}, 96),
+        ({"text_config": {"max_position_embeddings": 1 << 20}}, 4096),
+        ({"max_position_embeddings": 8}, 16),
+    ],
+)
+def test_default_context(config: dict[str, object], context: int) -> None:
+    assert generation.default_context(config) == context
+
+
+@pytest.mark.parametrize("limit", ["many", 0, True, float("inf"), None])
+def test_a_config_without_a_usable_context(limit: object) -> None:
+    with pytest.raises(ConfigValueError, match="'max_position_embeddings' is .* positive integer"):
+        generation.default_context({"max_position_embeddings": limit})

@@ -108,7 +108,7 @@ def test_file_that_does_not_exist(command: Command) -> None:
 @pytest.mark.parametrize(
     ("function", "error", "fragments"),
     [
-        ("nothing", ModelFileError, ("has no 'nothing'", "It has: decoder, no_outputs")),
+        ("nothing", ModelFileError, ("has no 'nothing'", "It has: decoder, exits, few_layers")),
         ("number", ModelFileError, ("'number' is a int, not a function",)),
         ("raises", ModelFileError, ("mine.py:11 raised KeyError", "'missing'")),
         ("raises_below", ModelFileError, ("mine.py:14 raised ValueError", "'twelve'")),
@@ -143,6 +143,7 @@ def test_file_without_a_function(command: Command, model_file: Path) -> None:
     ("text", "problem"),
     [
         ("def decoder(step:\n", "broken.py:1 is not valid Python"),
+        ("\0", "broken.py is not valid Python"),
         ("import no_such_module\n", "broken.py:1 raised ModuleNotFoundError"),
         ("import sys\nsys.exit(3)\n", "broken.py:2 raised SystemExit: 3"),
     ],

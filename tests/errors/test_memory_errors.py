@@ -111,6 +111,12 @@ def test_absurd_sizes_are_refused_before_anything_is_made_of_them(size: str) -> 
         compile_small(Sizes(**{size: 8 * 10**12}))
 
 
+def test_weights_that_exceed_every_topology() -> None:
+    """A shorter context would not help."""
+    with refused(HbmError, "holds them; use a smaller model or another target."):
+        compile_small(Sizes(vocab=8 * 10**9))
+
+
 @pytest.mark.parametrize("batch", [1, 8])
 def test_more_tokens_per_launch_than_scalar_memory_holds(batch: int) -> None:
     with pytest.raises(RoundsError) as raised:
