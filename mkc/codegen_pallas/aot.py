@@ -52,6 +52,7 @@ class AotResult:
       seconds: wall time of the whole process.
       lower_seconds, compile_seconds: its two parts inside JAX.
       bundles: instruction bundles of the kernel's machine code.
+      aliased_bytes: arguments whose memory is that of a result, per device: what changes in place.
       temporary_bytes: HBM that the program needs besides its arguments and results, per device.
       peak_bytes: largest resident memory of the process.
       jax, libtpu: versions.
@@ -65,6 +66,7 @@ class AotResult:
     lower_seconds: float = 0.0
     compile_seconds: float = 0.0
     bundles: int = 0
+    aliased_bytes: int = 0
     temporary_bytes: int = 0
     peak_bytes: int = 0
     jax: str
@@ -226,7 +228,7 @@ def _compile(request: _Request) -> AotResult:
     lowered_at = time.perf_counter()
     compiled = lowered.compile()
     compiled_at = time.perf_counter()
-    hlo = compiled.as_text()
+    hlo, memory = compiled.as_text(), compiled.memory_analysis()
     launches = hlo.count(LAUNCH)
     others = other_operations(hlo)
     ok = launches == 1 and not others
@@ -237,7 +239,8 @@ def _compile(request: _Request) -> AotResult:
         lower_seconds=lowered_at - start,
         compile_seconds=compiled_at - lowered_at,
         bundles=count_bundles(Path(request.dump_path), module.NAME),
-        temporary_bytes=compiled.memory_analysis().temp_size_in_bytes,
+        aliased_bytes=memory.alias_size_in_bytes,
+        temporary_bytes=memory.temp_size_in_bytes,
         peak_bytes=_peak_bytes(),
         jax=version("jax"),
         libtpu=version("libtpu"),

@@ -12,6 +12,7 @@ import pytest
 from mkc.driver import CompileRequest
 from mkc.driver import CompileResult
 from mkc.driver import compile_graph
+from mkc.report import operand_bytes
 from models.qwen38 import MODEL
 
 CONFIG = Path(__file__).parents[2] / "models" / MODEL.default_config
@@ -62,6 +63,15 @@ def test_the_compiler_makes_one_launch_and_nothing_else(case: Case) -> None:
     assert aot["ok"]
     assert aot["custom_calls"] == 1
     assert aot["other_ops"] == []
+
+
+@pytest.mark.parametrize("case", [MAIN, BATCHED], ids=str)
+def test_states_and_caches_are_changed_in_place(case: Case) -> None:
+    """The returned arrays are the donated ones, all of them."""
+    report = compiled(case).report
+    updated = [one for one in compiled(case).lowered.program.operands if one.updated]
+    assert len(updated) == 4
+    assert report["aot"]["aliased_bytes"] >= sum(operand_bytes(one) for one in updated)
 
 
 @pytest.mark.long
