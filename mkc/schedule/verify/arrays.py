@@ -1,0 +1,242 @@
+"""The arrays of a kernel: its operands, and what it allocates for a program.
+
+The names and shapes are those of the generated kernel; `tests/schedule/verify` compares them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from mkc.ir.types import DType
+from mkc.schedule.program import TAPE_LANES
+from mkc.schedule.program import EmbedPhase
+from mkc.schedule.program import ExchangePlan
+from mkc.schedule.program import Operand
+from mkc.schedule.program import Program
+from mkc.schedule.verify.events import Place
+
+BLOCK_ROWS = 16  # bf16 rows of a memory tile: the smallest block of rows that a copy may move
+SCALAR_ROLES = frozenset({"tokens", "positions", "rounds", "stop_ids"})
+SCALAR_BYTES = 4
+ROUND_SCALARS = ("round_tokens", "round_positions")  # what goes round inside a launch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Array:
+    """An array in HBM or VMEM, cut into the units that copies and phases use.
+
+    Attributes:
+      shape: as it is allocated.
+      blocks: leading dimensions that an index chooses from.
+      units: rows, lanes or 1 of one block.
+      axis: the dimension of `shape` that the units count.
+      on_chip: in VMEM.
+      writable: the kernel may write it.
+      saved: what the kernel fetches from it and changes must go back to the same place.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: DType
+    blocks: tuple[int, ...] = ()
+    units: int = 1
+    axis: int = 0
+    on_chip: bool = True
+    writable: bool = True
+    saved: bool = False
+
+    @cached_property
+    def unit_bytes(self) -> int:
+        return prod(self.shape) * self.dtype.bytes // (prod(self.blocks) * self.units)
+
+    def has(self, place: Place) -> bool:
+        """The place lies inside."""
+        blocks = self.blocks
+        if len(place.index) != len(blocks) or place.first < 0:
+            return False
+        for one, size in zip(place.index, blocks, strict=True):
+            if not 0 <= one < size:
+                return False
+        return place.first + place.count <= self.units
+
+
+@dataclass(frozen=True, kw_only=True)
+class Semaphores:
+    """An array of DMA semaphores."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+def arrays_of(program: Program) -> dict[str, Array]:
+    """All arrays that copies and phases name, by name."""
+    found = [_operand(one) for one in program.operands if one.role not in SCALAR_ROLES]
+    tape = program.tape
+    found.append(
+        Array(
+            name="tape_ring",
+            shape=(tape.slots, tape.slot_rows, TAPE_LANES),
+            dtype=DType.BF16,
+            blocks=(tape.slots,),
+            units=tape.slot_rows,
+            axis=1,
+        )
+    )
+    for stream in program.streams:
+        found.append(
+            Array(
+                name=f"{stream.name}_ring",
+                shape=(stream.slots, *stream.item_shape),
+                dtype=stream.dtype,
+                blocks=(stream.slots,),
+            )
+        )
+    for cache in program.caches:
+        ring = (cache.slots, cache.tile, cache.width)
+        new = (cache.batch, BLOCK_ROWS, cache.width)
+        for part in ("key", "value"):
+            for suffix, shape in (("ring", ring), ("new", new)):
+                found.append(
+                    Array(
+                        name=f"{cache.name}_{part}_{suffix}",
+                        shape=shape,
+                        dtype=DType.BF16,
+                        blocks=shape[:1],
+                        units=shape[1],
+                        axis=1,
+                    )
+                )
+    for plan in program.exchanges:
+        found += exchange_arrays(plan, program.ranks)
+    for buffer in program.buffers:
+        found.append(
+            Array(
+                name=buffer.region,
+                shape=(buffer.shape[0], buffer.region_lanes),
+                dtype=buffer.dtype,
+                units=buffer.region_lanes,
+                axis=1,
+            )
+        )
+    for phase in program.phases():
+        if isinstance(phase, EmbedPhase):
+            rows = (program.batch, BLOCK_ROWS, phase.output.width)
+            found.append(
+                Array(
+                    name=f"{phase.id}_blocks",
+                    shape=rows,
+                    dtype=DType.BF16,
+                    blocks=rows[:1],
+                    units=BLOCK_ROWS,
+                    axis=1,
+                )
+            )
+    found += [
+        Array(name=f"{one.name}_block", shape=one.shape, dtype=one.dtype)
+        for one in program.operands
+        if one.role == "token_masks"
+    ]
+    return {one.name: one for one in [*found, *_logits(program)]}
+
+
+def _operand(operand: Operand) -> Array:
+    """Tapes and tables are rows, caches are blocks of rows, streams are items, masks are whole."""
+    blocks, units = operand.shape[:1], 1
+    if operand.role in ("tape", "table"):
+        blocks, units = (), operand.shape[0]
+    elif operand.role == "token_masks":
+        blocks = ()
+    elif operand.role == "cache":
+        blocks, units = operand.shape[:2], operand.shape[2]
+    return Array(
+        name=operand.name,
+        shape=operand.shape,
+        dtype=operand.dtype,
+        blocks=blocks,
+        units=units,
+        axis=len(blocks),
+        on_chip=False,
+        writable=operand.updated,
+        saved=operand.updated,
+    )
+
+
+def exchange_arrays(plan: ExchangePlan, ranks: int) -> list[Array]:
+    """Send and receive buffers; a receive buffer has a block for every rank."""
+    rows, share = plan.rows, plan.columns // ranks
+    whole, part = (rows, plan.columns), (rows, share)
+    kinds: dict[str, list[tuple[str, tuple[int, ...], DType]]] = {
+        "one_shot": [("send", whole, DType.F32), ("receive", (ranks, *whole), DType.F32)],
+        "two_phase": [
+            ("scattered", (ranks, *part), DType.F32),
+            ("send", part, DType.BF16),
+            ("gathered", (ranks, *part), DType.BF16),
+        ],
+        "argmax": [("send", whole, DType.I32), ("receive", (ranks, *whole), DType.I32)],
+    }
+    return [
+        Array(
+            name=f"{plan.name}_{suffix}",
+            shape=shape,
+            dtype=dtype,
+            blocks=() if suffix == "send" else (ranks,),
+        )
+        for suffix, shape, dtype in kinds[plan.kind]
+    ]
+
+
+def receive_arrays(program: Program) -> frozenset[str]:
+    """Names of the arrays that other ranks write."""
+    return frozenset(
+        one.name
+        for plan in program.exchanges
+        for one in exchange_arrays(plan, program.ranks)
+        if one.blocks
+    )
+
+
+def _logits(program: Program) -> list[Array]:
+    if program.logits is None:
+        return []
+    buffer = next(one for one in program.buffers if one.name == program.logits.buffer)
+    rows, lanes = buffer.shape
+    shape = (rows, lanes)
+    return [Array(name="logits", shape=shape, dtype=DType.F32, units=lanes, axis=1, on_chip=False)]
+
+
+def semaphores_of(program: Program) -> dict[str, Semaphores]:
+    """All DMA semaphores, by name."""
+    shapes: dict[str, tuple[int, ...]] = {"tape_sems": (program.tape.slots,)}
+    for stream in program.streams:
+        shapes[f"{stream.name}_arrived"] = (stream.slots,)
+        if stream.writes_back:
+            shapes[f"{stream.name}_written"] = (stream.slots,)
+    for cache in program.caches:
+        shapes[f"{cache.name}_arrived"] = (2, cache.slots)
+        shapes[f"{cache.name}_written"] = (2, cache.batch)
+    for plan in program.exchanges:
+        shapes[f"{plan.name}_sems"] = (4,)
+    for phase in program.phases():
+        if isinstance(phase, EmbedPhase):
+            shapes[f"{phase.id}_sem"] = (1,)
+    for operand in program.operands:
+        if operand.role == "token_masks":
+            shapes[f"{operand.name}_sem"] = (1,)
+    if program.logits is not None:
+        shapes["logits_sem"] = (1,)
+    return {name: Semaphores(name=name, shape=shape) for name, shape in shapes.items()}
+
+
+def scalars_of(program: Program) -> dict[str, int]:
+    """Scalars in SMEM, by name: arguments, results and what the kernel keeps there."""
+    counts = {one.name: prod(one.shape) for one in program.operands if one.role in SCALAR_ROLES}
+    if program.rounds_per_launch > 1:
+        counts["emitted"] = program.rounds_per_launch * program.batch
+        counts["count"] = 1
+        counts |= dict.fromkeys(ROUND_SCALARS, program.batch)
+    else:
+        counts["next_token"] = program.batch
+    counts |= {f"{cache.name}_awake": cache.batch for cache in program.caches}
+    return counts

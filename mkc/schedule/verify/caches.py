@@ -1,0 +1,141 @@
+"""What attention does with its caches, as events; part of `protocol`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mkc.schedule.program import AttentionPhase
+from mkc.schedule.program import CacheStream
+from mkc.schedule.verify.arrays import BLOCK_ROWS
+from mkc.schedule.verify.events import Place
+
+if TYPE_CHECKING:
+    from mkc.schedule.verify.protocol import Kernel
+
+
+@dataclass(kw_only=True)
+class CacheCursor:
+    """Where a cache stands; `layer`, `turn` and `tile` are those of the next tile to fetch."""
+
+    plan: CacheStream
+    awake: tuple[int, ...] = ()
+    slot: int = 0
+    layer: int = 0
+    turn: int = 0
+    tile: int = 0
+    calls: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention:
+    """The caches of one rank."""
+
+    kernel: Kernel
+
+    def prologue(self, name: str) -> None:
+        plan = self.kernel.caches[name].plan
+        awake = tuple(one for one, position in enumerate(self.kernel.positions) if position >= 0)
+        cursor = CacheCursor(plan=plan, awake=awake, layer=0 if awake else plan.layers)
+        self.kernel.caches[name] = cursor
+        for _ in range(plan.slots):
+            self.fetch("kv_prologue", cursor)
+
+    def tiles(self, plan: CacheStream, sequence: int) -> int:
+        return self.kernel.positions[sequence] // plan.tile + 1
+
+    def fetch(self, routine: str, cursor: CacheCursor) -> None:
+        """Fetches the next tile, if any is left, into the slot at the cursor."""
+        plan, slot = cursor.plan, cursor.slot
+        cursor.slot = (slot + 1) % plan.slots
+        if cursor.layer >= plan.layers:
+            return
+        sequence = cursor.awake[cursor.turn]
+        first = cursor.tile * plan.tile
+        for part, array in enumerate((plan.key_array, plan.value_array)):
+            ring = f"{plan.name}_{'value' if part else 'key'}_ring"
+            self.kernel.start(
+                routine,
+                Place(array=array, index=(cursor.layer, sequence), first=first, count=plan.tile),
+                Place(array=ring, index=(slot,), count=plan.tile),
+                (f"{plan.name}_arrived", (part, slot)),
+            )
+        cursor.tile += 1
+        if cursor.tile == self.tiles(plan, sequence):
+            cursor.tile = 0
+            cursor.turn += 1
+            if cursor.turn == len(cursor.awake):
+                cursor.turn = 0
+                cursor.layer += 1
+
+    def phase(self, phase: AttentionPhase) -> None:
+        cursor = self.kernel.caches[phase.cache]
+        for sequence in cursor.awake:
+            for view in (phase.q, phase.k, phase.v):
+                self.kernel.load("attention", view)
+            tiles = self.tiles(cursor.plan, sequence)
+            for tile in range(tiles):
+                self.one_tile(cursor, sequence, tile, newest=tile == tiles - 1)
+            self.kernel.store_row("attention", phase.output)
+        if not cursor.awake:
+            self.kernel.rest("attention", phase.output)
+        cursor.calls += 1
+
+    def one_tile(self, cursor: CacheCursor, sequence: int, tile: int, *, newest: bool) -> None:
+        plan, slot = cursor.plan, cursor.slot
+        rings = [
+            Place(array=f"{plan.name}_{part}_ring", index=(slot,), count=plan.tile)
+            for part in ("key", "value")
+        ]
+        for part, ring in enumerate(rings):
+            self.kernel.wait(
+                "attention", (f"{plan.name}_arrived", (part, slot)), self.kernel.size(ring)
+            )
+        if newest:
+            self.patch(cursor, sequence)
+        for array, ring in zip((plan.key_array, plan.value_array), rings, strict=True):
+            data = Place(
+                array=array,
+                index=(cursor.calls, sequence),
+                first=tile * plan.tile,
+                count=plan.tile,
+            )
+            self.kernel.read("attention", ring, data)
+        self.fetch("attention", cursor)
+
+    def patch(self, cursor: CacheCursor, sequence: int) -> None:
+        """The new row goes into the tile, and with its block of rows to the cache."""
+        plan, slot = cursor.plan, cursor.slot
+        if cursor.calls > 0:
+            self.written(plan, sequence)
+        first = self.kernel.positions[sequence] & -BLOCK_ROWS
+        parts = (("key", plan.key_array), ("value", plan.value_array))
+        blocks = []
+        for part, array in parts:
+            rows = Place(
+                array=f"{plan.name}_{part}_ring",
+                index=(slot,),
+                first=first % plan.tile,
+                count=BLOCK_ROWS,
+            )
+            data = Place(array=array, index=(cursor.calls, sequence), first=first, count=BLOCK_ROWS)
+            new = Place(array=f"{plan.name}_{part}_new", index=(sequence,), count=BLOCK_ROWS)
+            self.kernel.read("kv_patch", rows, data)
+            self.kernel.write("kv_patch", rows)
+            self.kernel.write("kv_patch", new, data, saved=True)
+            blocks.append((new, data))
+        for number, (new, data) in enumerate(blocks):
+            self.kernel.start("kv_patch", new, data, (f"{plan.name}_written", (number, sequence)))
+        values = Place(array=f"{plan.name}_value_ring", index=(slot,), count=plan.tile)
+        self.kernel.write("kv_patch", values)
+
+    def written(self, plan: CacheStream, sequence: int) -> None:
+        for part in range(2):
+            name = f"{plan.name}_{'value' if part else 'key'}_new"
+            size = self.kernel.size(Place(array=name, index=(sequence,), count=BLOCK_ROWS))
+            self.kernel.wait("kv_written", (f"{plan.name}_written", (part, sequence)), size)
+
+    def drain(self, cursor: CacheCursor) -> None:
+        for sequence, position in enumerate(self.kernel.positions):
+            if position >= 0:
+                self.written(cursor.plan, sequence)

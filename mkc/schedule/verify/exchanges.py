@@ -1,0 +1,173 @@
+"""What the exchanges of the generated kernel do, as events; part of `protocol`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mkc.schedule.program import AllReducePhase
+from mkc.schedule.program import ArgmaxPhase
+from mkc.schedule.program import View
+from mkc.schedule.verify.events import Meet
+from mkc.schedule.verify.events import Place
+from mkc.schedule.verify.events import Receive
+from mkc.schedule.verify.events import Semaphore
+from mkc.schedule.verify.events import Send
+from mkc.schedule.verify.events import Signal
+
+if TYPE_CHECKING:
+    from mkc.schedule.verify.protocol import Kernel
+
+ARGMAX = "sharded_argmax"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """A copy to a peer that has been started, for its two waits."""
+
+    send: Send
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchanges:
+    """The exchanges of one rank."""
+
+    kernel: Kernel
+
+    def peers(self) -> list[int]:
+        """All other ranks, in the order of sending."""
+        ranks, me = self.kernel.program.ranks, self.kernel.rank
+        distances = range(ranks - 1, 0, -1)
+        if ranks & (ranks - 1) == 0:
+            return [me ^ distance for distance in distances]
+        return [(me + distance) % ranks for distance in distances]
+
+    def barrier(self, routine: str) -> None:
+        kernel = self.kernel
+        if kernel.program.ranks == 1:
+            return
+        for peer in self.peers():
+            kernel.sink.event(Signal(phase=kernel.at, routine=routine, peer=peer))
+        kernel.sink.event(Meet(phase=kernel.at, routine=routine, count=kernel.program.ranks - 1))
+
+    def send(
+        self, source: Place, target: Place, semaphores: tuple[Semaphore, Semaphore], peer: int
+    ) -> Message:
+        """Semaphores: what the sender counts, what the receiver counts."""
+        kernel = self.kernel
+        semaphore, received = semaphores
+        send = Send(
+            phase=kernel.at,
+            routine="send",
+            source=source,
+            target=target,
+            semaphore=semaphore,
+            received=received,
+            peer=peer,
+        )
+        kernel.sink.event(send)
+        return Message(send=send, size=kernel.size(target))
+
+    def wait_received(self, messages: list[Message]) -> None:
+        for one in messages:
+            self.kernel.sink.event(
+                Receive(
+                    phase=self.kernel.at,
+                    routine="wait_recv",
+                    semaphore=one.send.received,
+                    size=one.size,
+                )
+            )
+
+    def wait_sent(self, messages: list[Message]) -> None:
+        for one in messages:
+            self.kernel.wait("wait_send", one.send.semaphore, self.kernel.size(one.send.source))
+
+    def one_shot(self, name: str, routine: str) -> None:
+        """Everybody sends its `send` buffer to everybody.
+
+        The argmax copies its own block from there; a sum has its own still as a value.
+        """
+        kernel = self.kernel
+        me = kernel.rank
+        send, receive = Place(array=f"{name}_send"), f"{name}_receive"
+        semaphores = ((f"{name}_sems", (0,)), (f"{name}_sems", (1,)))
+        kernel.write(routine, send, send)
+        mine = Place(array=receive, index=(me,))
+        messages = [self.send(send, mine, semaphores, peer) for peer in self.peers()]
+        if routine == ARGMAX:
+            kernel.read(routine, send, send)
+        kernel.write(routine, mine, send)
+        self.wait_received(messages)
+        self.read_all(routine, receive, send)
+        self.wait_sent(messages)
+
+    def read_all(self, routine: str, receive: str, sent: Place) -> None:
+        """Reads what every rank has sent; `sent` is where it was at the sender."""
+        for rank in range(self.kernel.program.ranks):
+            self.kernel.read(routine, Place(array=receive, index=(rank,)), sent)
+
+    def all_reduce(self, phase: AllReducePhase) -> None:
+        if phase.algorithm == "one_shot":
+            self.kernel.load("all_reduce_one_shot", phase.partial)
+            if self.kernel.program.ranks > 1:
+                self.one_shot(phase.exchange, "all_reduce_one_shot")
+        else:
+            self.two_phase(phase)
+        self.kernel.store("all_reduce", phase.output)
+        if phase.meets:
+            self.barrier("entry_barrier")
+
+    def two_phase(self, phase: AllReducePhase) -> None:
+        """Shares of the columns are scattered, summed, and the sums gathered."""
+        kernel, name, routine = self.kernel, phase.exchange, "all_reduce_two_phase"
+        ranks, me = kernel.program.ranks, kernel.rank
+        if ranks == 1:
+            kernel.load(routine, phase.partial)
+            return
+        share = phase.partial.width // ranks
+        scatters = ((f"{name}_sems", (0,)), (f"{name}_sems", (1,)))
+        gathers = ((f"{name}_sems", (2,)), (f"{name}_sems", (3,)))
+
+        def part(rank: int) -> View:
+            start = phase.partial.start + rank * share
+            return View(buffer=phase.partial.buffer, start=start, width=share)
+
+        scattered = Place(array=f"{name}_scattered", index=(me,))
+        scatter = []
+        for peer in self.peers():
+            source = kernel.lanes(part(peer))
+            scatter.append(self.send(source, scattered, scatters, peer))
+        kernel.load(routine, phase.partial)
+        mine = kernel.lanes(part(me))
+        kernel.write(routine, scattered, mine)
+        self.wait_received(scatter)
+        self.read_all(routine, scattered.array, mine)
+        send = Place(array=f"{name}_send")
+        kernel.write(routine, send, send)
+        gathered = Place(array=f"{name}_gathered", index=(me,))
+        gather = [self.send(send, gathered, gathers, peer) for peer in self.peers()]
+        kernel.read(routine, send, send)
+        kernel.write(routine, gathered, send)
+        self.wait_received(gather)
+        self.read_all(routine, gathered.array, send)
+        self.wait_sent([*scatter, *gather])
+
+    def argmax(self, phase: ArgmaxPhase) -> None:
+        if phase.masks:
+            self.mask_tokens(phase)
+        self.kernel.load("local_argmax", phase.logits)
+        if phase.exchange and self.kernel.program.ranks > 1:
+            self.one_shot(phase.exchange, ARGMAX)
+        if phase.meets:
+            self.barrier("entry_barrier")
+
+    def mask_tokens(self, phase: ArgmaxPhase) -> None:
+        """Logits of tokens that are not allowed are changed in place."""
+        kernel = self.kernel
+        block = Place(array=f"{phase.masks}_block")
+        kernel.wait("mask_tokens", (f"{phase.masks}_sem", (0,)), kernel.size(block))
+        kernel.read("mask_tokens", block, Place(array=phase.masks))
+        kernel.load("mask_tokens", phase.logits)
+        kernel.store("mask_tokens", phase.logits)

@@ -1,0 +1,466 @@
+"""What the code generated for a program does, as events: the one place that says it.
+
+Every method here mirrors a function of the generated kernel's support module, or what the generator
+writes for a phase. `tests/schedule/verify/test_protocol.py` traces real kernels and compares: the
+same copies, waits, signals and accesses in the same order. Scalars in SMEM are left out, because
+nothing reaches them but the instruction stream itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from dataclasses import field
+from typing import Any
+from typing import Protocol as Interface
+
+from mkc.schedule.program import ROUNDS
+from mkc.schedule.program import TAPE_LANES
+from mkc.schedule.program import AllReducePhase
+from mkc.schedule.program import ArgmaxPhase
+from mkc.schedule.program import AttentionPhase
+from mkc.schedule.program import Buffer
+from mkc.schedule.program import DeltaRulePhase
+from mkc.schedule.program import EmbedPhase
+from mkc.schedule.program import Guard
+from mkc.schedule.program import Loop
+from mkc.schedule.program import MatmulPhase
+from mkc.schedule.program import NarrowMatmulPhase
+from mkc.schedule.program import Phase
+from mkc.schedule.program import Program
+from mkc.schedule.program import StreamAdvancePhase
+from mkc.schedule.program import StreamPlan
+from mkc.schedule.program import StreamWaitPhase
+from mkc.schedule.program import TileRun
+from mkc.schedule.program import VectorPhase
+from mkc.schedule.program import View
+from mkc.schedule.verify.arrays import BLOCK_ROWS
+from mkc.schedule.verify.arrays import Array
+from mkc.schedule.verify.arrays import arrays_of
+from mkc.schedule.verify.caches import Attention
+from mkc.schedule.verify.caches import CacheCursor
+from mkc.schedule.verify.case import Case
+from mkc.schedule.verify.events import Event
+from mkc.schedule.verify.events import Place
+from mkc.schedule.verify.events import Read
+from mkc.schedule.verify.events import Rest
+from mkc.schedule.verify.events import Semaphore
+from mkc.schedule.verify.events import Start
+from mkc.schedule.verify.events import Wait
+from mkc.schedule.verify.events import Write
+from mkc.schedule.verify.exchanges import Exchanges
+
+
+class Sink(Interface):
+    """Takes the events, and may shorten loops."""
+
+    def event(self, event: Event) -> None: ...
+
+    def enter(self, loop: str, count: int) -> None:
+        """A loop of `count` iterations begins."""
+
+    def border(self, index: int) -> int:
+        """Before iteration `index` of the innermost loop; returns how many to leave out."""
+
+    def leave(self) -> None:
+        """The innermost loop has ended."""
+
+    def problem(self, code: str, phase: str, message: str) -> None:
+        """Something that the generated code cannot be written for."""
+
+
+@dataclass(kw_only=True)
+class StreamCursor:
+    """Where a stream stands: `item` is the next one to consume, in `slot`."""
+
+    plan: StreamPlan
+    slot: int = 0
+    item: int = 0
+
+
+@dataclass(kw_only=True)
+class TapeCursor:
+    """Where the tape stands: the `row` of the next load to start, and rows `consumed` so far."""
+
+    slot: int = 0
+    row: int = 0
+    consumed: int = 0
+
+
+@dataclass(kw_only=True)
+class Kernel:
+    """Executes the kernel of one rank, without arithmetic.
+
+    Attributes:
+      rank: which one; all run the same program.
+      last: loop name -> the iteration is the last one, of the loops around the current phase.
+    """
+
+    program: Program
+    rank: int
+    case: Case
+    sink: Sink
+    arrays: dict[str, Array] = field(default_factory=dict)
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+    tape: TapeCursor = field(default_factory=TapeCursor)
+    streams: dict[str, StreamCursor] = field(default_factory=dict)
+    caches: dict[str, CacheCursor] = field(default_factory=dict)
+    last: dict[str, bool] = field(default_factory=dict)
+    positions: tuple[int, ...] = ()
+    at: str = "prologue"
+
+    def __post_init__(self) -> None:
+        self.arrays = self.arrays or arrays_of(self.program)
+        self.buffers = {one.name: one for one in self.program.buffers}
+        self.streams = {one.name: StreamCursor(plan=one) for one in self.program.streams}
+        self.caches = {one.name: CacheCursor(plan=one) for one in self.program.caches}
+        self.attention = Attention(kernel=self)
+        self.exchanges = Exchanges(kernel=self)
+
+    # events
+
+    def size(self, place: Place) -> int:
+        return place.count * self.arrays[place.array].unit_bytes
+
+    def start(self, routine: str, source: Place, target: Place, semaphore: Semaphore) -> None:
+        self.sink.event(
+            Start(phase=self.at, routine=routine, source=source, target=target, semaphore=semaphore)
+        )
+
+    def wait(self, routine: str, semaphore: Semaphore, size: int) -> None:
+        self.sink.event(Wait(phase=self.at, routine=routine, semaphore=semaphore, size=size))
+
+    def read(self, routine: str, place: Place, data: Place | None = None) -> None:
+        self.sink.event(Read(phase=self.at, routine=routine, place=place, data=data))
+
+    def write(
+        self, routine: str, place: Place, data: Place | None = None, *, saved: bool = False
+    ) -> None:
+        self.sink.event(Write(phase=self.at, routine=routine, place=place, data=data, saved=saved))
+
+    def lanes(self, view: View) -> Place:
+        """The lanes of a view in its region."""
+        return Place(array=self.buffers[view.buffer].region, first=view.start, count=view.width)
+
+    def load(self, routine: str, view: View) -> None:
+        data = Place(array=view.buffer, first=view.start, count=view.width)
+        self.read(routine, self.lanes(view), data)
+
+    def store(self, routine: str, view: View) -> None:
+        data = Place(array=view.buffer, first=view.start, count=view.width)
+        self.write(routine, self.lanes(view), data)
+
+    def store_row(self, routine: str, view: View) -> None:
+        """Stores one row, by a choice between it and whatever all rows hold."""
+        self.read(routine, self.lanes(view))
+        self.store(routine, view)
+
+    def rest(self, routine: str, view: View) -> None:
+        data = Place(array=view.buffer, first=view.start, count=view.width)
+        place = self.lanes(view)
+        self.sink.event(Rest(phase=self.at, routine=routine, place=place, data=data))
+
+    # the whole launch
+
+    def run(self) -> None:
+        """`step(m)`: one step, or the rounds of one launch."""
+        self.tape_prologue()
+        self.positions = self.case.at(0)
+        if self.program.rounds_per_launch == 1:
+            self.start_streams()
+            self.exchanges.barrier("entry_barrier")
+            self.body(self.program.body)
+            self.end_streams()
+            return
+        self.exchanges.barrier("entry_barrier")
+        self.sink.enter(ROUNDS, self.case.ran)
+        index = 0
+        while index < self.case.ran:
+            index += self.sink.border(index)
+            self.positions = self.case.at(index)
+            self.last = {ROUNDS: index == self.case.rounds - 1}
+            self.start_streams()
+            self.body(self.program.body)
+            self.end_streams()
+            index += 1
+        self.sink.leave()
+        self.at = "end"
+        if self.case.ran < self.case.rounds:
+            self.tape_drain()
+
+    def start_streams(self) -> None:
+        self.at = "prologue"
+        for name in self.streams:
+            self.stream_prologue(name)
+        for name in self.caches:
+            self.attention.prologue(name)
+        for operand in self.program.operands:
+            if operand.role == "token_masks":
+                source, target = Place(array=operand.name), Place(array=f"{operand.name}_block")
+                self.start("fetch_masks", source, target, (f"{operand.name}_sem", (0,)))
+
+    def end_streams(self) -> None:
+        self.at = "end"
+        for cursor in self.streams.values():
+            if cursor.plan.writes_back:
+                self.stream_drain(cursor)
+        for cache in self.caches.values():
+            self.attention.drain(cache)
+        logits = self.program.logits
+        if logits is not None:
+            self.load("copy_out", logits)
+            buffer = self.buffers[logits.buffer]
+            whole = View(buffer=buffer.name, start=0, width=buffer.shape[1])
+            target = Place(array="logits", count=buffer.shape[1])
+            self.start("copy_out", self.lanes(whole), target, ("logits_sem", (0,)))
+            self.wait("copy_out", ("logits_sem", (0,)), self.size(target))
+        self.check_used_up()
+
+    def check_used_up(self) -> None:
+        """The streams have no drain for items that nobody consumed: the counts must agree."""
+        used = {name: (one.item, one.plan.items) for name, one in self.streams.items()}
+        used |= {name: (one.calls, one.plan.layers) for name, one in self.caches.items()}
+        for name, (found, planned) in used.items():
+            if found != planned:
+                self.sink.problem("V501", name, f"{found} of {planned} items are consumed")
+
+    def body(self, body: tuple[Phase | Loop, ...]) -> None:
+        for item in body:
+            if isinstance(item, Loop):
+                self.loop(item)
+            else:
+                self.at = item.id
+                self.phase(item)
+
+    def loop(self, loop: Loop) -> None:
+        outer = self.last
+        self.sink.enter(loop.name, loop.count)
+        index = 0
+        while index < loop.count:
+            index += self.sink.border(index)
+            self.last = {**outer, loop.name: index == loop.count - 1}
+            self.body(loop.body)
+            index += 1
+        self.sink.leave()
+        self.last = outer
+
+    def phase(self, phase: Phase) -> None:
+        known: dict[type[Phase], Callable[[Any], None]] = {
+            EmbedPhase: self.embed,
+            MatmulPhase: self.matmul,
+            NarrowMatmulPhase: self.narrow,
+            VectorPhase: self.vector,
+            DeltaRulePhase: self.delta_rule,
+            AttentionPhase: self.attention.phase,
+            AllReducePhase: self.exchanges.all_reduce,
+            ArgmaxPhase: self.exchanges.argmax,
+            StreamWaitPhase: lambda one: self.stream_wait(self.streams[one.stream]),
+            StreamAdvancePhase: lambda one: self.stream_advance(self.streams[one.stream]),
+        }
+        known[type(phase)](phase)
+
+    # the tape
+
+    def tape_load(self, routine: str, rows: int) -> None:
+        slot = self.tape.slot
+        self.start(
+            routine,
+            Place(array="tape", first=self.tape.row, count=rows),
+            Place(array="tape_ring", index=(slot,), count=rows),
+            ("tape_sems", (slot,)),
+        )
+        self.tape.row += rows
+
+    def tape_moves(self) -> None:
+        self.tape.slot = (self.tape.slot + 1) % self.program.tape.slots
+        if self.program.rounds_per_launch > 1 and self.tape.row == self.program.tape.rows:
+            self.tape.row = 0
+
+    def tape_prologue(self) -> None:
+        for rows in self.program.tape.prologue[: self.program.tape.slots]:
+            self.tape_load("tape_prologue", rows)
+            self.tape_moves()
+        self.tape.slot = 0
+
+    def tape_wait(self, rows: int) -> None:
+        slot = self.tape.slot
+        size = self.size(Place(array="tape_ring", index=(slot,), count=rows))
+        self.wait("tape_wait", ("tape_sems", (slot,)), size)
+
+    def tape_read(self, rows: int) -> None:
+        """Weights are on the tape in the order of their use."""
+        place = Place(array="tape_ring", index=(self.tape.slot,), count=rows)
+        data = Place(array="tape", first=self.tape.consumed % self.program.tape.rows, count=rows)
+        self.read("matmul", place, data)
+        self.tape.consumed += rows
+
+    def refill(self, guards: tuple[Guard, ...]) -> None:
+        rows = self.refill_rows(guards)
+        if rows is not None:
+            self.tape_load("refill", rows)
+        self.tape_moves()
+
+    def refill_rows(self, guards: tuple[Guard, ...]) -> int | None:
+        """The first guard whose loop goes on; the last one stands for all others."""
+        for guard in guards[:-1]:
+            if guard.loop is None or guard.loop not in self.last:
+                message = f"a refill asks for the loop {guard.loop}, which is not around it"
+                self.sink.problem("V502", self.at, message)
+            elif not self.last[guard.loop]:
+                return guard.rows
+        return guards[-1].rows
+
+    def tape_drain(self) -> None:
+        for rows in self.program.tape.prologue:
+            slot = self.tape.slot
+            size = self.size(Place(array="tape_ring", index=(slot,), count=rows))
+            self.wait("tape_drain", ("tape_sems", (slot,)), size)
+            self.tape.slot = (slot + 1) % self.program.tape.slots
+
+    # streams
+
+    def fetch(self, routine: str, plan: StreamPlan, item: int, slot: int) -> None:
+        self.start(
+            routine,
+            Place(array=plan.array, index=(item,)),
+            Place(array=f"{plan.name}_ring", index=(slot,)),
+            (f"{plan.name}_arrived", (slot,)),
+        )
+
+    def stream_prologue(self, name: str) -> None:
+        plan = self.streams[name].plan
+        for slot in range(plan.slots):
+            self.fetch("stream_prologue", plan, slot, slot)
+        self.streams[name] = StreamCursor(plan=plan)
+
+    def stream_wait(self, cursor: StreamCursor) -> None:
+        place = Place(array=f"{cursor.plan.name}_ring", index=(cursor.slot,))
+        self.wait("stream_wait", (f"{cursor.plan.name}_arrived", (cursor.slot,)), self.size(place))
+
+    def stream_read(self, routine: str, cursor: StreamCursor) -> None:
+        place = Place(array=f"{cursor.plan.name}_ring", index=(cursor.slot,))
+        self.read(routine, place, Place(array=cursor.plan.array, index=(cursor.item,)))
+
+    def stream_change(self, routine: str, cursor: StreamCursor) -> None:
+        place = Place(array=f"{cursor.plan.name}_ring", index=(cursor.slot,))
+        self.write(routine, place, saved=True)
+
+    def stream_advance(self, cursor: StreamCursor) -> None:
+        """A stream that is written back refills the slot before, one item later."""
+        plan, slot = cursor.plan, cursor.slot
+        routine = "stream_advance"
+        if not plan.writes_back:
+            if cursor.item + plan.slots < plan.items:
+                self.fetch(routine, plan, cursor.item + plan.slots, slot)
+        else:
+            place = Place(array=f"{plan.name}_ring", index=(slot,))
+            item = Place(array=plan.array, index=(cursor.item,))
+            self.start(routine, place, item, (f"{plan.name}_written", (slot,)))
+            previous = (slot - 1) % plan.slots
+            following = cursor.item - 1 + plan.slots
+            if cursor.item > 0 and following < plan.items:
+                written = (f"{plan.name}_written", (previous,))
+                self.wait(routine, written, self.size(place))
+                self.fetch(routine, plan, following, previous)
+        cursor.slot = (slot + 1) % plan.slots
+        cursor.item += 1
+
+    def stream_drain(self, cursor: StreamCursor) -> None:
+        for slot in range(cursor.plan.slots):
+            place = Place(array=f"{cursor.plan.name}_ring", index=(slot,))
+            self.wait("stream_drain", (f"{cursor.plan.name}_written", (slot,)), self.size(place))
+
+    # phases
+
+    def embed(self, phase: EmbedPhase) -> None:
+        """The block of rows that holds a token; positions stand for themselves, tokens for any.
+
+        As the kernel does, a sequence that rests looks up row 0.
+        """
+        semaphore = (f"{phase.id}_sem", (0,))
+        blocks = f"{phase.id}_blocks"
+        sources = []
+        for sequence in range(self.program.batch):
+            wanted = self.positions[sequence] if phase.source == "positions" else 0
+            first = max(wanted, 0) & -BLOCK_ROWS
+            sources.append(Place(array=phase.table, first=first, count=BLOCK_ROWS))
+        places = [
+            Place(array=blocks, index=(sequence,), count=BLOCK_ROWS)
+            for sequence in range(self.program.batch)
+        ]
+        for source, place in zip(sources, places, strict=True):
+            self.start("embed", source, place, semaphore)
+        for place in places:
+            self.wait("embed", semaphore, self.size(place))
+        for source, place in zip(sources, places, strict=True):
+            self.read("embed", place, source)
+        buffer = self.buffers[phase.output.buffer]
+        self.store("embed", View(buffer=buffer.name, start=0, width=buffer.shape[1]))
+
+    def matmul(self, phase: MatmulPhase) -> None:
+        for run in phase.runs:
+            for step in range(run.first, run.first + run.count):
+                self.matmul_step(phase, run, step)
+
+    def matmul_step(self, phase: MatmulPhase, run: TileRun, step: int) -> None:
+        """All steps of a run execute the code of its first one."""
+        rows = phase.load_rows(run.first)
+        share = phase.K // phase.loads_per_step
+        chunked = phase.loads_per_step > 1
+        for load, guards in enumerate(run.refill):
+            self.tape_wait(rows)
+            left = View(
+                buffer=phase.left.buffer,
+                start=phase.left.start + load * share,
+                width=share,
+            )
+            self.load("matmul", left)
+            self.tape_read(rows)
+            if chunked:
+                self.refill(guards)
+        blocks = phase.step_blocks(run.first)
+        start = phase.output.start + step * phase.blocks_per_step * TAPE_LANES
+        self.store(
+            "matmul", View(buffer=phase.output.buffer, start=start, width=blocks * TAPE_LANES)
+        )
+        if not chunked:
+            self.refill(run.refill[0])
+
+    def narrow(self, phase: NarrowMatmulPhase) -> None:
+        self.load("narrow_matmul", phase.left)
+        self.stream_read("narrow_matmul", self.streams[phase.stream])
+        self.store("narrow_matmul", phase.output)
+
+    def vector(self, phase: VectorPhase) -> None:
+        states = [self.streams[name] for name in dict.fromkeys(phase.states.values())]
+        for cursor in states:
+            self.stream_wait(cursor)
+        if phase.page:
+            self.stream_read("vector", self.streams[phase.page])
+        for view in phase.reads.values():
+            self.load("vector", view)
+        for cursor in states:
+            self.stream_read("vector", cursor)
+            self.stream_change("vector", cursor)
+        for view in phase.writes.values():
+            self.store("vector", view)
+        for cursor in states:
+            self.stream_advance(cursor)
+
+    def delta_rule(self, phase: DeltaRulePhase) -> None:
+        """Heads are read and stored in turn, so an output must not take the place of an input."""
+        cursor = self.streams[phase.stream]
+        views = (phase.q, phase.k, phase.v, phase.beta, phase.decay)
+        for sequence in range(self.program.batch):
+            self.stream_wait(cursor)
+            if self.positions[sequence] >= 0:
+                for view in views:
+                    self.load("delta_rule", view)
+                self.stream_read("delta_rule", cursor)
+                self.stream_change("delta_rule", cursor)
+                self.store_row("delta_rule", phase.output)
+                for view in views:
+                    self.load("delta_rule", view)
+            self.stream_advance(cursor)
+        if not any(position >= 0 for position in self.positions):
+            self.rest("delta_rule", phase.output)

@@ -1,0 +1,270 @@
+"""What can be seen without running a program: names, sizes, budgets, runs and guards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from math import prod
+
+from mkc.schedule.program import ROUNDS
+from mkc.schedule.program import TAPE_LANES
+from mkc.schedule.program import AllReducePhase
+from mkc.schedule.program import ArgmaxPhase
+from mkc.schedule.program import AttentionPhase
+from mkc.schedule.program import DeltaRulePhase
+from mkc.schedule.program import EmbedPhase
+from mkc.schedule.program import Guard
+from mkc.schedule.program import Loop
+from mkc.schedule.program import MatmulPhase
+from mkc.schedule.program import NarrowMatmulPhase
+from mkc.schedule.program import Phase
+from mkc.schedule.program import Program
+from mkc.schedule.program import StreamAdvancePhase
+from mkc.schedule.program import StreamWaitPhase
+from mkc.schedule.program import VectorPhase
+from mkc.schedule.program import View
+from mkc.schedule.verify.arrays import SCALAR_BYTES
+from mkc.schedule.verify.arrays import arrays_of
+from mkc.schedule.verify.arrays import scalars_of
+from mkc.schedule.verify.memory import Report
+from mkc.targets import Target
+
+
+def check_names(program: Program, report: Report) -> bool:
+    """Every name in a phase exists; without that nothing else can be said."""
+    streams = {one.name for one in program.streams}
+    caches = {one.name for one in program.caches}
+    exchanges = {one.name for one in program.exchanges}
+    buffers = {one.name for one in program.buffers}
+    operands = {one.name for one in program.operands}
+    sound = True
+
+    def check(phase: str, kind: str, name: str, known: set[str]) -> None:
+        nonlocal sound
+        if name not in known:
+            sound = False
+            report("V805", phase, f"there is no {kind} {name!r}")
+
+    for stream in program.streams:
+        check(stream.name, "operand", stream.array, operands)
+    for cache in program.caches:
+        for array in (cache.key_array, cache.value_array):
+            check(cache.name, "operand", array, operands)
+    check("tape", "operand", "tape", operands)
+    if program.logits is not None:
+        check("logits", "buffer", program.logits.buffer, buffers)
+    for phase in program.phases():
+        for view in views_of(phase):
+            check(phase.id, "buffer", view.buffer, buffers)
+        match phase:
+            case EmbedPhase():
+                check(phase.id, "operand", phase.table, operands)
+            case NarrowMatmulPhase() | DeltaRulePhase():
+                check(phase.id, "stream", phase.stream, streams)
+            case StreamWaitPhase() | StreamAdvancePhase():
+                check(phase.id, "stream", phase.stream, streams)
+            case AttentionPhase():
+                check(phase.id, "cache", phase.cache, caches)
+            case AllReducePhase():
+                check(phase.id, "exchange", phase.exchange, exchanges)
+            case ArgmaxPhase():
+                if phase.exchange:
+                    check(phase.id, "exchange", phase.exchange, exchanges)
+                if phase.masks:
+                    check(phase.id, "operand", phase.masks, operands)
+            case VectorPhase():
+                for name in (*phase.states.values(), *filter(None, (phase.page,))):
+                    check(phase.id, "stream", name, streams)
+    return sound
+
+
+def check_structure(program: Program, target: Target, report: Report) -> None:
+    """Budgets, sizes, counts, runs and guards."""
+    _check_budgets(program, target, report)
+    _check_views(program, report)
+    _check_streams(program, report)
+    _check_counts(program, report)
+    for loops, phase in _nested(program):
+        if isinstance(phase, MatmulPhase):
+            _check_runs(program, phase, report)
+            for run in phase.runs:
+                for guards in run.refill:
+                    _check_guards(loops, phase, guards, report)
+
+
+def vmem_bytes(program: Program, target: Target) -> dict[str, int]:
+    """Bytes of every VMEM array with tile padding."""
+    return {
+        one.name: target.padded_bytes(one.shape, one.dtype.bytes)
+        for one in arrays_of(program).values()
+        if one.on_chip
+    }
+
+
+def _check_budgets(program: Program, target: Target, report: Report) -> None:
+    sizes = vmem_bytes(program, target)
+    total, limit = sum(sizes.values()), min(target.vmem.usable_bytes, program.vmem_limit_bytes)
+    if total > limit:
+        largest = max(sizes, key=lambda name: sizes[name])
+        message = f"{total} bytes of VMEM for {limit}; the largest array is {largest}"
+        report("V801", "vmem", message)
+    scalars = sum(scalars_of(program).values()) * SCALAR_BYTES
+    if scalars > target.smem.usable_bytes:
+        message = f"{scalars} bytes of scalars for {target.smem.usable_bytes} of SMEM"
+        report("V802", "smem", message)
+
+
+def views_of(phase: Phase) -> Iterator[View]:
+    """All views of a phase."""
+    for part in fields(phase):
+        value = getattr(phase, part.name)
+        if isinstance(value, View):
+            yield value
+        elif isinstance(value, dict):
+            yield from (one for one in value.values() if isinstance(one, View))
+
+
+def _check_views(program: Program, report: Report) -> None:
+    buffers = {one.name: one for one in program.buffers}
+    for one in program.buffers:
+        if one.shape[1] > one.region_lanes:
+            message = f"{one.name} has {one.shape[1]} lanes, its region {one.region_lanes}"
+            report("V803", one.name, message)
+        if one.shape[0] != program.padded_rows:
+            report("V803", one.name, f"{one.shape[0]} rows, the program has {program.padded_rows}")
+    regions: dict[str, tuple[object, ...]] = {}
+    for one in program.buffers:
+        found = (one.dtype, one.region_lanes, one.shape[0])
+        if regions.setdefault(one.region, found) != found:
+            report("V803", one.name, f"{one.region} is made in two ways")
+    for phase in program.phases():
+        views = list(views_of(phase))
+        if isinstance(phase, MatmulPhase):
+            whole = phase.blocks * TAPE_LANES
+            views.append(View(buffer=phase.output.buffer, start=phase.output.start, width=whole))
+            if phase.left.width != phase.K:
+                message = f"{phase.K} lanes are contracted, the operand has {phase.left.width}"
+                report("V803", phase.id, message)
+        for view in views:
+            lanes = buffers[view.buffer].shape[1]
+            if not 0 <= view.start <= view.start + view.width <= lanes:
+                message = f"lanes {view.start} to {view.start + view.width} of {view.buffer}, which"
+                report("V803", phase.id, f"{message} has {lanes}")
+
+
+def _check_streams(program: Program, report: Report) -> None:
+    for stream in program.streams:
+        if not 1 <= stream.slots <= stream.items:
+            report("V804", stream.name, f"{stream.slots} slots for {stream.items} items")
+        elif stream.writes_back and stream.slots == 1 < stream.items:
+            message = "a slot is refilled one item after its write-back; one slot cannot do that"
+            report("V804", stream.name, message)
+    for cache in program.caches:
+        if cache.slots < 1 or cache.tile < 1 or program.context % cache.tile:
+            message = f"{cache.slots} tiles of {cache.tile} rows for a context of {program.context}"
+            report("V804", cache.name, message)
+    pages = {one.name: prod(one.item_shape[:-1]) for one in program.streams}
+    for name, rows in program.pages.items():
+        last = max(one.row + -(-one.length // 128) for one in rows)
+        if last > pages.get(name, 0):
+            report("V804", name, f"{last} rows of vectors in items of {pages.get(name, 0)} rows")
+    for phase in program.phases():
+        if isinstance(phase, NarrowMatmulPhase):
+            stream = next(one for one in program.streams if one.name == phase.stream)
+            columns = stream.item_shape[0] * TAPE_LANES // phase.K
+            if columns < phase.columns:
+                message = f"{phase.columns} columns from items of {columns}"
+                report("V804", phase.id, message)
+
+
+def _check_counts(program: Program, report: Report) -> None:
+    """What the phases of one step use up is what the streams and the tape hold."""
+    used: dict[str, int] = {}
+
+    def use(name: str, amount: int) -> None:
+        used[name] = used.get(name, 0) + amount
+
+    for loops, phase in _nested(program):
+        executions = prod(count for name, count in loops.items() if name != ROUNDS)
+        match phase:
+            case StreamAdvancePhase():
+                use(phase.stream, executions)
+            case VectorPhase():
+                for name in dict.fromkeys(phase.states.values()):
+                    use(name, executions)
+            case DeltaRulePhase():
+                use(phase.stream, executions * program.batch)
+            case AttentionPhase():
+                use(phase.cache, executions)
+            case MatmulPhase():
+                use("tape", executions * phase.tape_rows)
+    planned = {one.name: one.items for one in program.streams}
+    planned |= {one.name: one.layers for one in program.caches}
+    planned["tape"] = program.tape.rows
+    for name, amount in planned.items():
+        if used.get(name, 0) != amount:
+            message = f"a step uses {used.get(name, 0)} of {amount} items"
+            report("V501", name, message)
+
+
+def _nested(program: Program) -> Iterator[tuple[dict[str, int], Phase]]:
+    """Every phase with the loops around it, outermost first, and their counts."""
+
+    def visit(
+        body: tuple[Phase | Loop, ...], loops: dict[str, int]
+    ) -> Iterator[tuple[dict[str, int], Phase]]:
+        for item in body:
+            if isinstance(item, Loop):
+                yield from visit(item.body, {**loops, item.name: item.count})
+            else:
+                yield loops, item
+
+    rounds = program.rounds_per_launch
+    yield from visit(program.body, {ROUNDS: rounds} if rounds > 1 else {})
+
+
+def _check_runs(program: Program, phase: MatmulPhase, report: Report) -> None:
+    expected = 0
+    for run in phase.runs:
+        if run.first != expected or run.count < 1:
+            report("V503", phase.id, f"step {expected} is followed by a run from {run.first}")
+        if len(run.refill) != phase.loads_per_step:
+            message = f"{len(run.refill)} refills for {phase.loads_per_step} loads of a step"
+            report("V503", phase.id, message)
+        sizes = {phase.load_rows(step) for step in range(run.first, run.first + run.count)}
+        if len(sizes) > 1:
+            report("V503", phase.id, f"a run has loads of {sorted(sizes)} rows")
+        if max(sizes, default=0) > program.tape.slot_rows:
+            message = f"a load of {max(sizes)} rows in slots of {program.tape.slot_rows}"
+            report("V804", phase.id, message)
+        expected = run.first + run.count
+    if expected != phase.steps:
+        report("V503", phase.id, f"{expected} of {phase.steps} steps are in runs")
+    if phase.K % phase.loads_per_step:
+        report("V503", phase.id, f"K {phase.K} in {phase.loads_per_step} loads")
+
+
+def _check_guards(
+    loops: dict[str, int], phase: MatmulPhase, guards: tuple[Guard, ...], report: Report
+) -> None:
+    """The kernel asks the guards in order; the last one stands for everything else."""
+    if not guards:
+        report("V502", phase.id, "a refill without any case")
+        return
+    asked: set[str] = set()
+    for guard in guards:
+        names = {*guard.ended, *([guard.loop] if guard.loop else [])}
+        foreign = names - loops.keys()
+        if foreign:
+            report("V502", phase.id, f"a guard asks for {min(foreign)}, which is not around it")
+            return
+        surplus = set(guard.ended) - asked
+        if len(guards) > 1 and (
+            not asked <= set(guard.ended) or any(loops[name] > 1 for name in surplus)
+        ):
+            message = f"a guard expects {guard.ended} to have ended where {sorted(asked)} have"
+            report("V502", phase.id, message)
+        if guard.loop:
+            asked.add(guard.loop)
+    if len(guards) > 1 and guards[-1].loop is not None and loops[guards[-1].loop] > 1:
+        report("V502", phase.id, f"no guard for the end of {guards[-1].loop}")

@@ -1,0 +1,399 @@
+"""The events of a real kernel: its traced code, executed without arithmetic.
+
+`pallas_call` traces a kernel to a program of primitives. All that decides its order (cursors, loop
+bounds, slots, peers) is made of scalars, so those are computed, while arrays stay unknown. What is
+left are the copies, waits, signals and accesses that the kernel makes, one after the other.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
+from typing import Any
+
+from mkc.schedule.program import Program
+from mkc.schedule.verify.arrays import Array
+from mkc.schedule.verify.arrays import arrays_of
+from mkc.schedule.verify.case import Case
+from mkc.schedule.verify.events import Event
+from mkc.schedule.verify.events import Meet
+from mkc.schedule.verify.events import Place
+from mkc.schedule.verify.events import Read
+from mkc.schedule.verify.events import Receive
+from mkc.schedule.verify.events import Semaphore
+from mkc.schedule.verify.events import Send
+from mkc.schedule.verify.events import Signal
+from mkc.schedule.verify.events import Start
+from mkc.schedule.verify.events import Wait
+from mkc.schedule.verify.events import Write
+
+BARRIER = "barrier"
+TRACED = "traced"  # phase and routine of traced events
+
+
+class TraceError(Exception):
+    """The order of a kernel's events depends on something that is not known."""
+
+
+class _Unknown:
+    def __repr__(self) -> str:
+        return "unknown"
+
+
+UNKNOWN = _Unknown()
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """A part of a reference: per dimension first and size; indexed dimensions are not `kept`."""
+
+    name: str
+    ranges: tuple[tuple[int, int], ...]
+    kept: tuple[bool, ...]
+
+    def at(self, indices: Sequence[Any]) -> View:
+        """The part of this part that indices and slices choose."""
+        ranges, kept = list(self.ranges), list(self.kept)
+        dimensions = [number for number, one in enumerate(kept) if one]
+        for number, index in zip(dimensions, indices, strict=True):
+            first = ranges[number][0]
+            if hasattr(index, "size") and hasattr(index, "start"):
+                ranges[number] = (first + _whole(index.start), _whole(index.size))
+            else:
+                ranges[number] = (first + _whole(index), 1)
+                kept[number] = False
+        return View(name=self.name, ranges=tuple(ranges), kept=tuple(kept))
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, _Unknown):
+        raise TraceError("a place in memory depends on data")
+    return int(value)
+
+
+type Value = Any
+"""A scalar, a `View`, or UNKNOWN."""
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "max": max,
+    "min": min,
+    "neg": operator.neg,
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "xor": operator.xor,
+    "abs": abs,
+    "div": lambda a, b: int(a / b) if isinstance(a, int) else a / b,
+    "rem": lambda a, b: a - int(a / b) * b,
+    "select_n": lambda which, *cases: cases[int(which)],
+    "and": lambda a, b: a and b if isinstance(a, bool) else a & b,
+    "or": lambda a, b: a or b if isinstance(a, bool) else a | b,
+    "not": lambda a: not a if isinstance(a, bool) else ~a,
+    "squeeze": lambda a: a,
+    "reshape": lambda a: a,
+    "broadcast_in_dim": lambda a: a,
+    "reshard": lambda a: a,
+    "stop_gradient": lambda a: a,
+    "copy": lambda a: a,
+}
+
+
+@dataclass(kw_only=True)
+class Tracer:
+    """Executes the traced kernel of one rank.
+
+    Attributes:
+      arrays: of the program, by name.
+      scalars: SMEM arguments by name; the kernel changes its own copies.
+      events: what was done.
+      hints: statements `multiple_of` that are not true.
+    """
+
+    rank: int
+    arrays: Mapping[str, Array]
+    scalars: dict[str, list[int]]
+    events: list[Event] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)
+    signals: int = 0
+
+    def run(self, kernel: Any, names: Sequence[str]) -> list[Event]:
+        """Executes the traced kernel, whose references have these names."""
+        views = []
+        for name, variable in zip(names, kernel.invars, strict=True):
+            shape = variable.aval.shape
+            if "smem" in str(variable.aval) and name not in self.scalars:
+                self.scalars[name] = [0] * (shape[0] if shape else 1)
+            views.append(
+                View(
+                    name=name,
+                    ranges=tuple((0, size) for size in shape),
+                    kept=(True,) * len(shape),
+                )
+            )
+        self.call(kernel, views)
+        return self.events
+
+    def call(self, jaxpr: Any, arguments: Sequence[Value], constants: Sequence[Value] = ()) -> Any:
+        """Executes a body; returns its results."""
+        values: dict[Any, Value] = dict(zip(jaxpr.constvars, constants, strict=True))
+        values.update(zip(jaxpr.invars, arguments, strict=True))
+
+        def value(variable: Any) -> Value:
+            return _literal(variable.val) if hasattr(variable, "val") else values[variable]
+
+        for equation in jaxpr.eqns:
+            inputs = [value(one) for one in equation.invars]
+            results = self.execute(equation, inputs)
+            for variable, result in zip(equation.outvars, results, strict=True):
+                values[variable] = result
+        return [value(one) for one in jaxpr.outvars]
+
+    def execute(self, equation: Any, inputs: list[Value]) -> Sequence[Value]:
+        name, params = equation.primitive.name, equation.params
+        special = getattr(self, f"on_{name}", None)
+        if special is not None:
+            found: Sequence[Value] = special(params, inputs)
+            return found
+        inner = params.get("jaxpr") or params.get("call_jaxpr")
+        if inner is not None:
+            return self.closed(inner, inputs)
+        scalar = all(not one.aval.shape for one in equation.outvars)
+        if not scalar or any(isinstance(one, _Unknown | View) for one in inputs):
+            return [UNKNOWN] * len(equation.outvars)
+        if name not in OPERATIONS:
+            return [UNKNOWN] * len(equation.outvars)
+        return [OPERATIONS[name](*inputs)]
+
+    def closed(self, jaxpr: Any, inputs: Sequence[Value]) -> Sequence[Value]:
+        """Executes a body that may bring its constants."""
+        inner = getattr(jaxpr, "jaxpr", jaxpr)
+        constants = [
+            UNKNOWN if getattr(one, "shape", ()) else _literal(one)
+            for one in getattr(jaxpr, "consts", ())
+        ]
+        result: Sequence[Value] = self.call(inner, inputs, constants)
+        return result
+
+    # control flow
+
+    def on_scan(self, params: Any, inputs: list[Value]) -> Sequence[Value]:
+        constants, carry, columns = (len(one) for one in params["ft_in"].unpack())
+        assert columns == 0, "a loop over an array"
+        fixed, state = inputs[:constants], inputs[constants : constants + carry]
+        for _ in range(params["length"]):
+            state = list(self.closed(params["jaxpr"], [*fixed, *state]))
+        return state
+
+    def on_while(self, params: Any, inputs: list[Value]) -> Sequence[Value]:
+        conditions, body = params["cond_nconsts"], params["body_nconsts"]
+        asked, fixed = inputs[:conditions], inputs[conditions : conditions + body]
+        state = inputs[conditions + body :]
+        while True:
+            (going,) = self.closed(params["cond_jaxpr"], [*asked, *state])
+            if isinstance(going, _Unknown):
+                raise TraceError("the end of a loop depends on data")
+            if not going:
+                return state
+            state = list(self.closed(params["body_jaxpr"], [*fixed, *state]))
+
+    def on_cond(self, params: Any, inputs: list[Value]) -> Sequence[Value]:
+        which, *rest = inputs
+        if isinstance(which, _Unknown):
+            raise TraceError("a branch depends on data")
+        return self.closed(params["branches"][int(which)], rest)
+
+    # scalars
+
+    def on_axis_index(self, params: Any, inputs: list[Value]) -> Sequence[Value]:
+        return [self.rank]
+
+    def on_multiple_of(self, params: Any, inputs: list[Value]) -> Sequence[Value]:
+        (value,) = inputs
+        if isinstance(value, int):
+            self.hints += [
+                f"{value} is no multiple of {one}" for one in params["values"] if value % one
+            ]
+        return inputs
+
+    def on_convert_element_type(self, params: Any, inputs: list[Value]) -> Sequence[Value]:
+        (value,) = inputs
+        if isinstance(value, _Unknown):
+            return inputs
+        kind = str(params["new_dtype"])
+        return [bool(value) if kind == "bool" else float(value) if "float" in kind else int(value)]
+
+    def on_get_barrier_semaphore(self, params: Any, inputs: list[Value]) -> Sequence[Value]:
+        return [View(name=BARRIER, ranges=(), kept=())]
+
+    # memory
+
+    def on_get(self, params: Any, inputs: list[Value]) -> Sequence[Value]:
+        view = _transformed(inputs[0], params["tree"].unflatten(inputs[1:]))
+        if view.name in self.scalars:
+            return [self.scalars[view.name][view.ranges[0][0] if view.ranges else 0]]
+        for place in self.places(view):
+            self.events.append(Read(phase=TRACED, routine=TRACED, place=place, data=None))
+        return [UNKNOWN]
+
+    def on_swap(self, params: Any, inputs: list[Value]) -> Sequence[Value]:
+        reference, value, *rest = inputs
+        view = _transformed(reference, params["tree"].unflatten(rest))
+        if view.name in self.scalars:
+            index = view.ranges[0][0] if view.ranges else 0
+            # what the model chooses is not known: token 0
+            known = 0 if isinstance(value, _Unknown) else value
+            self.scalars[view.name][index] = known
+            return [known]
+        for place in self.places(view):
+            self.events.append(Write(phase=TRACED, routine=TRACED, place=place, data=None))
+        return [UNKNOWN]
+
+    def on_dma_start(self, params: Any, inputs: list[Value]) -> Sequence[Value]:
+        source, target, received, sent, peer = _dma(params, inputs)
+        semaphore = _semaphore(received)
+        (origin,), (place,) = self.places(source), self.places(target)
+        if peer is None:
+            self.events.append(
+                Start(
+                    phase=TRACED, routine=TRACED, source=origin, target=place, semaphore=semaphore
+                )
+            )
+        else:
+            self.events.append(
+                Send(
+                    phase=TRACED,
+                    routine=TRACED,
+                    source=origin,
+                    target=place,
+                    semaphore=_semaphore(sent),
+                    received=semaphore,
+                    peer=_peer(peer),
+                )
+            )
+        return []
+
+    def on_dma_wait(self, params: Any, inputs: list[Value]) -> Sequence[Value]:
+        source, target, received, sent, peer = _dma(params, inputs)
+        sending = params["is_wait_send"]
+        # A wait for a send takes its bytes from the source, and is given it as the target.
+        (place,) = self.places(target)
+        kind = Receive if peer is not None and not sending else Wait
+        self.events.append(
+            kind(
+                phase=TRACED,
+                routine=TRACED,
+                semaphore=_semaphore(received),
+                size=place.count * self.arrays[place.array].unit_bytes,
+            )
+        )
+        return []
+
+    def on_semaphore_signal(self, params: Any, inputs: list[Value]) -> Sequence[Value]:
+        view, _, amount, peer, _ = params["args_tree"].unflatten(inputs)
+        assert view.name == BARRIER and amount == 1, f"a signal of {amount} at {view.name}"
+        self.events.append(Signal(phase=TRACED, routine=TRACED, peer=_peer(peer)))
+        return []
+
+    def on_semaphore_wait(self, params: Any, inputs: list[Value]) -> Sequence[Value]:
+        view, _, amount, _ = params["args_tree"].unflatten(inputs)
+        assert view.name == BARRIER, f"a wait at {view.name}"
+        self.events.append(Meet(phase=TRACED, routine=TRACED, count=_whole(amount)))
+        return []
+
+    def places(self, view: View) -> list[Place]:
+        """A part of a reference in the units of its array; one place per block."""
+        array = self.arrays[view.name]
+        indices: list[tuple[int, ...]] = [()]
+        for first, size in view.ranges[: len(array.blocks)]:
+            indices = [(*index, first + more) for index in indices for more in range(size)]
+        first, count = (0, 1) if array.units == 1 else view.ranges[array.axis]
+        return [Place(array=view.name, index=index, first=first, count=count) for index in indices]
+
+
+def _literal(value: Any) -> Value:
+    if getattr(value, "shape", ()):
+        return UNKNOWN
+    kind = str(getattr(value, "dtype", type(value).__name__))
+    return bool(value) if "bool" in kind else int(value) if "int" in kind else float(value)
+
+
+def _transformed(view: View, transforms: Sequence[Any]) -> View:
+    for one in transforms:
+        view = view.at(one.indices)
+    return view
+
+
+def _resolve(reference: Any) -> View:
+    """A reference with its slices, however deep."""
+    if isinstance(reference, View):
+        return reference
+    return _transformed(_resolve(reference.ref), reference.transforms)
+
+
+def _dma(params: Any, inputs: list[Value]) -> tuple[View, View, View, View | None, Any]:
+    source, target, received, sent, peer = params["tree"].unflatten(inputs)
+    return (
+        _resolve(source),
+        _resolve(target),
+        _resolve(received),
+        None if sent is None else _resolve(sent),
+        peer,
+    )
+
+
+def _semaphore(view: View | None) -> Semaphore:
+    assert view is not None, "a copy without a semaphore"
+    return view.name, tuple(first for first, _ in view.ranges)
+
+
+def _peer(peer: Any) -> int:
+    return _whole(next(iter(peer.values())) if isinstance(peer, dict) else peer)
+
+
+def pallas_kernel(jaxpr: Any) -> Any:
+    """The traced kernel inside a traced launch."""
+    found = _find(getattr(jaxpr, "jaxpr", jaxpr))
+    assert found is not None, "no pallas_call"
+    return found
+
+
+def _find(jaxpr: Any) -> Any:
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "pallas_call":
+            return equation.params["jaxpr"]
+        for value in equation.params.values():
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                found = _find(inner)
+                if found is not None:
+                    return found
+    return None
+
+
+def reference_names(spec: Any) -> list[str]:
+    """Names of a kernel's references by its `SPEC`: operands, results, scratch."""
+    results = ["next_token"] if spec.rounds == 1 else ["emitted", "count"]
+    if spec.logits:
+        results.append("logits")
+    results += [one.name for one in spec.operands if one.updated]
+    return [*(one.name for one in spec.operands), *results, *(name for name, _, _ in spec.scratch)]
+
+
+def tracer_of(program: Program, rank: int, case: Case) -> Tracer:
+    """A tracer with the scalars of a launch; whatever is emitted is token 0."""
+    scalars = {"positions": list(case.at(0)), "tokens": [0] * program.batch}
+    if program.rounds_per_launch > 1:
+        scalars["rounds"] = [case.rounds] * program.batch
+        count = next(one.shape[0] for one in program.operands if one.role == "stop_ids")
+        scalars["stop_ids"] = [-1 if case.ran == case.rounds else 0] * count
+    return Tracer(rank=rank, arrays=arrays_of(program), scalars=scalars)

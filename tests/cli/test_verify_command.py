@@ -1,0 +1,138 @@
+"""`mkc verify` as a user sees it: a verdict per obligation, an edited kernel, exit status."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mkc.cli.main import main
+from mkc.schedule.verify import OBLIGATIONS
+
+DECODER = f"{Path(__file__).with_name('small_model.py')}:decoder"
+OPTIONS = ("--context", "64", "--tp", "2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """How the command ended: status, verdicts by name."""
+
+    status: int
+    verdicts: dict[str, dict[str, Any]]
+
+    def statuses(self) -> dict[str, str]:
+        return {name: one["status"] for name, one in self.verdicts.items()}
+
+
+type Verify = Callable[..., Done]
+
+
+@pytest.fixture
+def verify(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Verify:
+    monkeypatch.chdir(tmp_path)
+
+    def command(*arguments: str) -> Done:
+        argv = ["mkc", "verify", DECODER, *OPTIONS, "--json", *arguments]
+        monkeypatch.setattr(sys, "argv", argv)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        document = json.loads(capsys.readouterr().out)
+        status = ended.value.code or 0
+        assert isinstance(status, int)
+        assert document["ok"] == (status == 0)
+        return Done(status=status, verdicts={one["name"]: one for one in document["verdicts"]})
+
+    return command
+
+
+@pytest.fixture
+def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The generated kernel, to be edited."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "plan"
+    argv = ["mkc", "compile", DECODER, *OPTIONS, "--no-aot", "--quiet", "--out", str(folder)]
+    monkeypatch.setattr(sys, "argv", argv)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    return folder / "kernel.py"
+
+
+def edit(kernel: Path, old: str, new: str) -> None:
+    text = kernel.read_text()
+    assert old in text
+    kernel.write_text(text.replace(old, new, 1))
+
+
+def test_a_sound_model(verify: Verify) -> None:
+    """Everything but the TPU compiler, which has its own tests."""
+    done = verify("--no-aot")
+    assert done.status == 0
+    expected = dict.fromkeys([*OBLIGATIONS, "lint", "kernel", "traced lint", "races"], "holds")
+    assert done.statuses() == {**expected, "TPU compiler": "skipped"}
+    assert "the model itself" in done.verdicts["races"]["ground"]
+    assert "the generated text" in done.verdicts["kernel"]["ground"]
+
+
+def test_steps_can_be_left_out(verify: Verify) -> None:
+    done = verify("--no-aot", "--no-races", "--no-trace")
+    skipped = {name for name, status in done.statuses().items() if status == "skipped"}
+    assert skipped == {"kernel", "races", "TPU compiler"}
+
+
+def test_an_edited_kernel_of_the_same_order(verify: Verify, kernel: Path) -> None:
+    """Other arithmetic: the schedule is still the proven one, and the verdict says what is not."""
+    edit(kernel, "support.silu(", "support.sigmoid(")
+    done = verify("--kernel", str(kernel), "--no-aot")
+    assert done.statuses()["kernel"] == "holds"
+    assert "an edited text; its arithmetic is not proven" in done.verdicts["kernel"]["ground"]
+    assert done.statuses()["races"] == "skipped"
+
+
+def test_an_edited_kernel_without_a_wait(verify: Verify, kernel: Path) -> None:
+    text = kernel.read_text()
+    line = next(one for one in text.split("\n") if "support.tape_wait(" in one)
+    kernel.write_text(text.replace(line + "\n", "", 1))
+    done = verify("--kernel", str(kernel), "--no-aot")
+    assert done.status == 1
+    verdict = done.verdicts["kernel"]
+    assert verdict["status"] == "fails"
+    assert "Not proven: that readers find what they mean" in verdict["ground"]
+    assert "V201" in {one["code"] for one in verdict["issues"]}
+
+
+def test_an_edited_kernel_without_its_barrier(verify: Verify, kernel: Path) -> None:
+    edit(kernel, "    support.entry_barrier(RANKS)\n", "")
+    issues = verify("--kernel", str(kernel), "--no-aot").verdicts["kernel"]["issues"]
+    assert "V601" in {one["code"] for one in issues}
+
+
+def test_an_edited_kernel_that_is_not_python(verify: Verify, kernel: Path) -> None:
+    kernel.write_text(kernel.read_text() + "\ndef broken(:\n")
+    done = verify("--kernel", str(kernel), "--no-aot")
+    assert done.statuses()["lint"] == "fails"
+    assert done.statuses()["kernel"] == "fails"
+    assert "does not trace (SyntaxError" in done.verdicts["kernel"]["ground"]
+
+
+def test_text_for_people(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_COLOR", "1")
+    argv = ["mkc", "verify", DECODER, *OPTIONS, "--no-aot", "--no-races", "--no-trace"]
+    monkeypatch.setattr(sys, "argv", argv)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    lines = capsys.readouterr().out.splitlines()
+    assert not ended.value.code
+    assert [line.split()[0] for line in lines[: len(OBLIGATIONS)]] == list(OBLIGATIONS)
+    assert all(" holds " in line for line in lines[: len(OBLIGATIONS)])
+    assert lines[-1].startswith("TPU compiler")

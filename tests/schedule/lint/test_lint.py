@@ -1,0 +1,174 @@
+"""Each rule of the lint is seen to fail, and sound programs and kernels pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from mkc.ir.types import DType
+from mkc.schedule.lint import LINTS
+from mkc.schedule.lint import lint_program
+from mkc.schedule.lint import lint_source
+from mkc.schedule.lint import lint_traced
+from mkc.schedule.program import Program
+from mkc.schedule.verify.case import cases_of
+from mkc.schedule.verify.trace import pallas_kernel
+from mkc.schedule.verify.trace import reference_names
+from mkc.schedule.verify.trace import tracer_of
+from mkc.targets import load_target
+from tests.mutation.edits import with_one
+from tests.mutation.subjects import subject
+from tests.passes.lowering import TARGET
+from tests.passes.lowering import golden_graph
+from tests.passes.lowering import lower
+from tests.schedule.verify.traced import module_of
+from tests.schedule.verify.traced import trace
+
+
+@pytest.mark.parametrize("name", ["one", "two", "eight", "dense", "shares", "rounds"])
+def test_sound_programs(name: str) -> None:
+    assert lint_program(subject(name), load_target(TARGET)) == []
+
+
+def test_a_width_that_is_no_whole_register() -> None:
+    """A hidden size of 192 is exchanged as one row of 192 lanes."""
+    found = lint_program(subject("meets"), load_target(TARGET))
+    assert {one.code for one in found} == {"L103"}
+
+
+def test_a_generated_kernel() -> None:
+    lowered = lower(golden_graph("qwen38_lane"), 2)
+    module = module_of(lowered)
+    kernel = trace(module)
+    tracer = tracer_of(lowered.program, 1, cases_of(lowered.program)[0])
+    tracer.run(kernel, reference_names(module.SPEC))
+    assert lint_traced(kernel, tracer.hints) == []
+
+
+def with_operand(program: Program, role: str, **changes: Any) -> Program:
+    operands = with_one(program.operands, lambda one: one.role == role, **changes)
+    return replace(program, operands=operands)
+
+
+def odd_loads(program: Program) -> Program:
+    tape = program.tape
+    return replace(program, tape=replace(tape, prologue=(tape.prologue[0] - 8, *tape.prologue[1:])))
+
+
+def odd_message_rows(program: Program) -> Program:
+    plans = with_one(program.exchanges, lambda one: one.kind == "one_shot", rows=2)
+    return replace(program, exchanges=plans)
+
+
+def narrow_message(program: Program) -> Program:
+    plans = with_one(program.exchanges, lambda one: one.kind == "one_shot", columns=64)
+    return replace(program, exchanges=plans)
+
+
+def two_row_buffer(program: Program) -> Program:
+    rows = with_one(program.buffers, lambda one: True, shape=(2, program.buffers[0].shape[1]))
+    return replace(program, buffers=rows)
+
+
+def tiny_items(program: Program) -> Program:
+    streams = with_one(program.streams, lambda one: True, item_shape=(8, 8))
+    array = streams[0].array
+    operands = with_one(
+        program.operands, lambda one: one.name == array, shape=(streams[0].items, 8, 8)
+    )
+    return replace(program, streams=streams, operands=operands)
+
+
+def surplus_operand(program: Program) -> Program:
+    spare = replace(program.operands[-1], name="spare")
+    return replace(program, operands=(*program.operands, spare))
+
+
+def float_tokens(program: Program) -> Program:
+    return with_operand(program, "tokens", dtype=DType.F32)
+
+
+@pytest.mark.parametrize(
+    ("code", "change"),
+    [
+        ("L101", odd_loads),
+        ("L103", odd_message_rows),
+        ("L103", narrow_message),
+        ("L104", tiny_items),
+        ("L105", two_row_buffer),
+        ("L106", surplus_operand),
+        ("L107", float_tokens),
+    ],
+)
+def test_programs(code: str, change: Callable[[Program], Program]) -> None:
+    assert code in {one.code for one in lint_program(change(subject("two")), load_target(TARGET))}
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("L205", "lax.fori_loop(0, 8, body, 0, unroll=4)"),
+        ("L204", "jnp.sort(x)"),
+        ("L204", "jnp.cumsum(x)"),
+        ("L206", "import os"),
+        ("L206", "from pathlib import Path"),
+        ("L207", "def step(m:"),
+    ],
+)
+def test_texts(code: str, text: str) -> None:
+    assert [one.code for one in lint_source(text)] == [code]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from mkc.codegen_pallas import support",
+        "lax.fori_loop(0, 8, body, 0, unroll=True)",
+        "import jax.numpy as jnp",
+    ],
+)
+def test_texts_that_are_fine(text: str) -> None:
+    assert lint_source(text) == []
+
+
+def traced(body: Callable[..., None], dtype: Any = jnp.int32) -> Any:
+    def launch(x: jax.Array) -> jax.Array:
+        return pl.pallas_call(
+            body,
+            out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+            interpret=pltpu.InterpretParams(),
+        )(x)
+
+    return pallas_kernel(jax.make_jaxpr(launch)(jnp.zeros((8, 128), dtype)))
+
+
+def test_unsigned_vectors() -> None:
+    def body(x: Any, out: Any) -> None:
+        out[...] = x[...] + 1
+
+    kernel = traced(body, jnp.uint32)
+    assert {one.code for one in lint_traced(kernel, [])} == {"L203"}
+    assert lint_traced(traced(body), []) == []
+
+
+def test_primitives_without_lowering() -> None:
+    def body(x: Any, out: Any) -> None:
+        out[...] = jnp.cumsum(x[...], axis=1)
+
+    assert "L204" in {one.code for one in lint_traced(traced(body), [])}
+
+
+def test_untrue_hints() -> None:
+    def body(x: Any, out: Any) -> None:
+        out[...] = x[...]
+
+    (found,) = lint_traced(traced(body), ["24 is no multiple of 16"])
+    assert found.code == "L201"
+    assert found.hint == LINTS["L201"].hint
