@@ -13,6 +13,7 @@ from mkc.targets.model import Dma
 from mkc.targets.model import Exchange
 from mkc.targets.model import Hbm
 from mkc.targets.model import Launch
+from mkc.targets.model import Links
 from mkc.targets.model import Mxu
 from mkc.targets.model import Origin
 from mkc.targets.model import OriginKind
@@ -27,6 +28,7 @@ __all__ = [
     "Exchange",
     "Hbm",
     "Launch",
+    "Links",
     "Mxu",
     "Origin",
     "OriginKind",

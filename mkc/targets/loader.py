@@ -15,6 +15,7 @@ from mkc.targets.model import Dma
 from mkc.targets.model import Exchange
 from mkc.targets.model import Hbm
 from mkc.targets.model import Launch
+from mkc.targets.model import Links
 from mkc.targets.model import Mxu
 from mkc.targets.model import Origin
 from mkc.targets.model import OriginKind
@@ -32,6 +33,7 @@ SECTIONS: dict[str, type[Any]] = {
     "dma": Dma,
     "mxu": Mxu,
     "exchange": Exchange,
+    "links": Links,
     "launch": Launch,
 }
 

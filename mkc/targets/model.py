@@ -47,6 +47,8 @@ class Core:
       vector_registers: how many there are.
       multiply_adds_per_cycle, transcendentals_per_cycle: vector registers per cycle.
       loop_step_us: fixed cost of one step of a run-time loop.
+      loop_control_us: the part of it that is no drain of the matrix units.
+      vector_chain_us: a chain of dependent vector operations with one sum over lanes.
     """
 
     clock_mhz: int
@@ -56,6 +58,8 @@ class Core:
     multiply_adds_per_cycle: float
     transcendentals_per_cycle: float
     loop_step_us: float
+    loop_control_us: float
+    vector_chain_us: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +144,7 @@ class Mxu:
       units: how many one core has.
       free_rows: activation rows up to which a matmul costs the same.
       push_us: time to push one bf16 block of 256 x 256 weights over all units.
+      drain_us: from the last push to the results.
       bf16_flops_per_us: peak.
     """
 
@@ -147,6 +152,7 @@ class Mxu:
     units: int
     free_rows: int
     push_us: float
+    drain_us: float
     bf16_flops_per_us: int
 
 
@@ -165,6 +171,29 @@ class Exchange:
     egress_bytes_per_us: int
     barrier_us: float
     drain_us: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """One message between two ranks: latency + bytes / rate, by how far they are.
+
+    Attributes:
+      cores_per_chip, devices_per_host: neighbours in the numbering of ranks.
+      issue_us: instruction time to start a message.
+      sibling_latency_us, sibling_bytes_per_us: to the other core of the chip.
+      chip_latency_us, chip_bytes_per_us: to another chip of the host.
+      host_latency_us, host_bytes_per_us: to another host.
+    """
+
+    cores_per_chip: int
+    devices_per_host: int
+    issue_us: float
+    sibling_latency_us: float
+    sibling_bytes_per_us: int
+    chip_latency_us: float
+    chip_bytes_per_us: int
+    host_latency_us: float
+    host_bytes_per_us: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,6 +251,7 @@ class Target:
     dma: Dma
     mxu: Mxu
     exchange: Exchange
+    links: Links
     launch: Launch
     tile_rows: dict[int, int]
     origins: dict[str, Origin]

@@ -1,0 +1,425 @@
+"""A program of the compiler as a machine program: every copy, wait and message of the kernel.
+
+This follows what `codegen_pallas` emits, statement by statement: which slot a load goes to, when it
+is started, what is waited for. Loops are unrolled, so every iteration has its own events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import field
+from math import prod
+
+from mkc.schedule.program import ROUNDS
+from mkc.schedule.program import TAPE_LANES
+from mkc.schedule.program import AllReducePhase
+from mkc.schedule.program import ArgmaxPhase
+from mkc.schedule.program import AttentionPhase
+from mkc.schedule.program import CacheStream
+from mkc.schedule.program import DeltaRulePhase
+from mkc.schedule.program import EmbedPhase
+from mkc.schedule.program import ExchangePlan
+from mkc.schedule.program import Guard
+from mkc.schedule.program import Loop
+from mkc.schedule.program import MatmulPhase
+from mkc.schedule.program import Phase
+from mkc.schedule.program import Program
+from mkc.schedule.program import StreamAdvancePhase
+from mkc.schedule.program import StreamPlan
+from mkc.schedule.program import StreamWaitPhase
+from mkc.schedule.program import VectorPhase
+from mkc.schedule.simulate.costs import PhaseCost
+from mkc.schedule.simulate.costs import exchange_plan
+from mkc.schedule.simulate.machine import Engine
+from mkc.schedule.simulate.machine import Instruction
+from mkc.schedule.simulate.machine import MachineProgram
+from mkc.schedule.simulate.machine import Mark
+from mkc.schedule.simulate.machine import RoundStart
+from mkc.schedule.simulate.machine import Send
+from mkc.schedule.simulate.machine import Stall
+from mkc.schedule.simulate.machine import Start
+from mkc.schedule.simulate.machine import Wait
+from mkc.schedule.simulate.machine import Work
+
+ROW_BYTES = TAPE_LANES * 2
+BF16_BYTES, F32_BYTES = 2, 4
+BLOCK_ROWS = 16  # rows of the smallest block of bf16 rows that a copy may move
+SIGNAL_BYTES = 4
+TWO_PHASE = "two_phase"
+PROLOGUE, EPILOGUE = "prologue", "epilogue"
+
+
+def machine_program(
+    program: Program, costs: Mapping[str, PhaseCost], *, position: int, rounds: int
+) -> MachineProgram:
+    """The machine program of all ranks.
+
+    Args:
+      costs: by phase id.
+      position: of every sequence in the first round; it grows by one in each.
+      rounds: rounds that the launch runs, at most the program's own.
+    """
+    assert 1 <= rounds <= program.rounds_per_launch, "more rounds than a launch may run"
+    assert 0 <= position <= program.context - rounds, "a position beyond the context"
+    return MachineProgram(
+        ranks=program.ranks,
+        instructions=lambda rank: _Translator(
+            program=program, costs=costs, position=position, rounds=rounds, rank=rank
+        ).launch(),
+        symmetric=_symmetric(program.ranks),
+    )
+
+
+def _symmetric(ranks: int) -> bool:
+    """With a power of two every rank's k-th peer is at the same distance, by exclusive or."""
+    return ranks & (ranks - 1) == 0
+
+
+@dataclass(kw_only=True)
+class _Stream:
+    """A small stream of the current round: the item to consume next."""
+
+    plan: StreamPlan
+    item: int = 0
+
+    @property
+    def slot(self) -> int:
+        return self.item % self.plan.slots
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.plan.item_shape) * self.plan.dtype.bytes
+
+
+@dataclass(kw_only=True)
+class _Cache:
+    """Cache tiles of the current round: how many were fetched and consumed."""
+
+    plan: CacheStream
+    tiles: int  # per sequence and layer
+    fetched: int = 0
+    consumed: int = 0
+    calls: int = 0
+
+    @property
+    def tile_bytes(self) -> int:
+        return self.plan.tile * self.plan.width * BF16_BYTES
+
+    @property
+    def total(self) -> int:
+        return self.plan.layers * self.plan.batch * self.tiles
+
+
+@dataclass(kw_only=True)
+class _Translator:
+    """Walks a program as its kernel does. One object per rank."""
+
+    program: Program
+    costs: Mapping[str, PhaseCost]
+    position: int
+    rounds: int
+    rank: int
+    consumed: int = 0  # loads of the tape
+    layer: int = -1
+    layers: int = 0
+    round: int = 0
+    last: dict[str, bool] = field(default_factory=dict)  # loop -> in its last iteration
+    streams: dict[str, _Stream] = field(default_factory=dict)
+    caches: dict[str, _Cache] = field(default_factory=dict)
+
+    def launch(self) -> Iterator[Instruction]:
+        """The whole kernel."""
+        tape = self.program.tape
+        mark = self._mark(PROLOGUE, "tape")
+        for slot, rows in enumerate(tape.prologue[: tape.slots]):
+            yield self._load(mark, slot, rows)
+        yield from self._meet(self._mark(PROLOGUE, "entry barrier"))
+        for number in range(self.rounds):
+            self.round, self.layers, self.layer = number, 0, -1
+            self.last = {ROUNDS: number == self.rounds - 1}
+            yield RoundStart(mark=self._mark(PROLOGUE))
+            yield from self._begin_round(self.position + number)
+            yield from self._body(self.program.body, None)
+            self.layer = -1
+            yield from self._end_round()
+
+    def _mark(self, phase: str, op: str = "") -> Mark:
+        return Mark(phase=phase, op=op, layer=self.layer, round=self.round)
+
+    def _load(self, mark: Mark, slot: int, rows: int) -> Start:
+        return Start(mark=mark, bytes=rows * ROW_BYTES, semaphore=f"tape {slot}", slot=slot)
+
+    def _begin_round(self, position: int) -> Iterator[Instruction]:
+        for plan in self.program.streams:
+            stream = self.streams[plan.name] = _Stream(plan=plan)
+            for slot in range(plan.slots):
+                yield self._fetch(self._mark(PROLOGUE, plan.name), stream, slot)
+        for cache_plan in self.program.caches:
+            tiles = position // cache_plan.tile + 1
+            cache = self.caches[cache_plan.name] = _Cache(plan=cache_plan, tiles=tiles)
+            for _ in range(cache_plan.slots):
+                yield from self._fetch_tile(self._mark(PROLOGUE, cache_plan.name), cache)
+
+        for phase in self.program.phases():
+            if isinstance(phase, ArgmaxPhase) and phase.masks:
+                size = self._operand_bytes(phase.masks)
+                mark = self._mark(PROLOGUE, phase.masks)
+                yield Start(mark=mark, bytes=size, semaphore=phase.masks, urgent=True)
+
+    def _operand_bytes(self, name: str) -> int:
+        operand = next(one for one in self.program.operands if one.name == name)
+        return prod(operand.shape) * operand.dtype.bytes
+
+    def _end_round(self) -> Iterator[Instruction]:
+        for name, stream in self.streams.items():
+            if stream.plan.writes_back:
+                for slot in range(stream.plan.slots):
+                    yield self._written(self._mark(EPILOGUE, name), stream, slot)
+        for name, cache in self.caches.items():
+            mark = self._mark(EPILOGUE, name)
+            for sequence in range(cache.plan.batch):
+                yield self._row_written(mark, cache, sequence)
+        if self.program.logits is not None:
+            mark = self._mark(EPILOGUE, "logits")
+            size = self.program.padded_rows * self.program.logits.width * F32_BYTES
+            yield Start(mark=mark, bytes=size, semaphore="logits")
+            yield Wait(mark=mark, bytes=size, semaphore="logits", stall=Stall.COPY)
+
+    def _body(self, body: tuple[Phase | Loop, ...], loop: Loop | None) -> Iterator[Instruction]:
+        """Phases of a body; consecutive ones inside a loop make up a layer."""
+        inside = False
+        for item in body:
+            if isinstance(item, Loop):
+                inside = False
+                for index in range(item.count):
+                    self.last[item.name] = index == item.count - 1
+                    yield from self._body(item.body, item)
+                continue
+            if loop is not None and not inside and isinstance(item, MatmulPhase | VectorPhase):
+                inside, self.layer = True, self.layers
+                self.layers += 1
+            yield from self._phase(item)
+        if loop is not None:
+            self.layer = -1
+
+    def _phase(self, phase: Phase) -> Iterator[Instruction]:
+        match phase:
+            case StreamWaitPhase():
+                yield self._arrived(self._mark(phase.id, phase.stream), self.streams[phase.stream])
+            case StreamAdvancePhase():
+                mark = self._mark(phase.id, phase.stream)
+                yield from self._advance(mark, self.streams[phase.stream])
+            case MatmulPhase():
+                yield from self._matmul(phase)
+            case VectorPhase():
+                yield from self._vector(phase)
+            case DeltaRulePhase():
+                yield from self._delta_rule(phase)
+            case AttentionPhase():
+                yield from self._attention(phase)
+            case AllReducePhase() | ArgmaxPhase():
+                yield from self._exchange(phase)
+            case EmbedPhase():
+                yield from self._embed(phase)
+            case _:
+                yield self._work(phase, self.costs[phase.id].once_us)
+
+    def _work(self, phase: Phase, us: float, engine: Engine = Engine.VECTOR) -> Work:
+        return Work(mark=self._mark(phase.id, phase.title), us=us, engine=engine)
+
+    # The tape.
+
+    def _matmul(self, phase: MatmulPhase) -> Iterator[Instruction]:
+        cost, mark = self.costs[phase.id], self._mark(phase.id, phase.title)
+        if cost.once_us:
+            yield Work(mark=mark, us=cost.once_us, engine=Engine.CONTROL)
+        for run, step_us in zip(phase.runs, cost.tile_us, strict=True):
+            rows = phase.load_rows(run.first)
+            sizes = [self._refill_rows(guards) for guards in run.refill]
+            push_us = step_us / phase.loads_per_step
+            for _ in range(run.count):
+                for size in sizes:
+                    slot = self.consumed % self.program.tape.slots
+                    self.consumed += 1
+                    yield Wait(
+                        mark=mark,
+                        bytes=rows * ROW_BYTES,
+                        semaphore=f"tape {slot}",
+                        stall=Stall.TAPE,
+                        slot=slot,
+                    )
+                    yield Work(mark=mark, us=push_us, engine=Engine.MATRIX)
+                    if size is not None:
+                        yield self._load(mark, slot, size)
+
+    def _refill_rows(self, guards: tuple[Guard, ...]) -> int | None:
+        """Rows of the load that a refill starts, None when there is none."""
+        for guard in guards[:-1]:
+            assert guard.loop is not None
+            if not self.last[guard.loop]:
+                return guard.rows
+        return guards[-1].rows
+
+    # Small streams.
+
+    def _fetch(self, mark: Mark, stream: _Stream, slot: int) -> Start:
+        semaphore = f"{stream.plan.name} arrived {slot}"
+        return Start(mark=mark, bytes=stream.bytes, semaphore=semaphore, urgent=True, slot=slot)
+
+    def _arrived(self, mark: Mark, stream: _Stream) -> Wait:
+        return Wait(
+            mark=mark,
+            bytes=stream.bytes,
+            semaphore=f"{stream.plan.name} arrived {stream.slot}",
+            stall=Stall.COPY,
+            slot=stream.slot,
+        )
+
+    def _written(self, mark: Mark, stream: _Stream, slot: int) -> Wait:
+        semaphore = f"{stream.plan.name} written {slot}"
+        return Wait(mark=mark, bytes=stream.bytes, semaphore=semaphore, stall=Stall.COPY, slot=slot)
+
+    def _advance(self, mark: Mark, stream: _Stream) -> Iterator[Instruction]:
+        plan, slot = stream.plan, stream.slot
+        if not plan.writes_back:
+            if stream.item + plan.slots < plan.items:
+                yield self._fetch(mark, stream, slot)
+        else:
+            semaphore = f"{plan.name} written {slot}"
+            yield Start(mark=mark, bytes=stream.bytes, semaphore=semaphore, urgent=True, slot=slot)
+            if stream.item > 0 and stream.item - 1 + plan.slots < plan.items:
+                previous = (stream.item - 1) % plan.slots
+                yield self._written(mark, stream, previous)
+                yield self._fetch(mark, stream, previous)
+        stream.item += 1
+
+    def _vector(self, phase: VectorPhase) -> Iterator[Instruction]:
+        streams = [self.streams[name] for name in dict.fromkeys(phase.states.values())]
+        mark = self._mark(phase.id, phase.title)
+        for stream in streams:
+            yield self._arrived(mark, stream)
+        yield self._work(phase, self.costs[phase.id].once_us)
+        for stream in streams:
+            yield from self._advance(mark, stream)
+
+    def _delta_rule(self, phase: DeltaRulePhase) -> Iterator[Instruction]:
+        cost, stream = self.costs[phase.id], self.streams[phase.stream]
+        mark = self._mark(phase.id, phase.title)
+        yield self._work(phase, cost.once_us)
+        for _ in range(self.program.batch):
+            yield self._arrived(mark, stream)
+            yield self._work(phase, cost.item_us)
+            yield from self._advance(mark, stream)
+
+    def _embed(self, phase: EmbedPhase) -> Iterator[Instruction]:
+        mark, batch = self._mark(phase.id, phase.title), self.program.batch
+        size = BLOCK_ROWS * phase.output.width * BF16_BYTES
+        for _ in range(batch):
+            yield Start(mark=mark, bytes=size, semaphore=phase.id, urgent=True)
+        yield Wait(mark=mark, bytes=batch * size, semaphore=phase.id, stall=Stall.COPY)
+        yield self._work(phase, self.costs[phase.id].once_us)
+
+    # Attention.
+
+    def _fetch_tile(self, mark: Mark, cache: _Cache) -> Iterator[Instruction]:
+        if cache.fetched < cache.total:
+            slot = cache.fetched % cache.plan.slots
+            semaphore = f"{cache.plan.name} arrived {slot}"
+            for _ in ("keys", "values"):
+                yield Start(
+                    mark=mark, bytes=cache.tile_bytes, semaphore=semaphore, urgent=True, slot=slot
+                )
+        cache.fetched += 1
+
+    def _row_written(self, mark: Mark, cache: _Cache, sequence: int) -> Wait:
+        size = 2 * BLOCK_ROWS * cache.plan.width * BF16_BYTES
+        semaphore = f"{cache.plan.name} written {sequence}"
+        return Wait(mark=mark, bytes=size, semaphore=semaphore, stall=Stall.COPY)
+
+    def _attention(self, phase: AttentionPhase) -> Iterator[Instruction]:
+        cost, cache = self.costs[phase.id], self.caches[phase.cache]
+        mark = self._mark(phase.id, phase.title)
+        yield self._work(phase, cost.once_us)
+        for sequence in range(cache.plan.batch):
+            yield self._work(phase, cost.item_us)
+            for tile in range(cache.tiles):
+                slot = cache.consumed % cache.plan.slots
+                cache.consumed += 1
+                yield Wait(
+                    mark=mark,
+                    bytes=2 * cache.tile_bytes,
+                    semaphore=f"{cache.plan.name} arrived {slot}",
+                    stall=Stall.COPY,
+                    slot=slot,
+                )
+                if tile == cache.tiles - 1:
+                    yield from self._write_row(mark, cache, sequence)
+                yield self._work(phase, cost.tile_us[0])
+                yield from self._fetch_tile(mark, cache)
+        cache.calls += 1
+
+    def _write_row(self, mark: Mark, cache: _Cache, sequence: int) -> Iterator[Instruction]:
+        """The new key and value rows go to the cache, once those of the layer before have."""
+        if cache.calls > 0:
+            yield self._row_written(mark, cache, sequence)
+        size = BLOCK_ROWS * cache.plan.width * BF16_BYTES
+        semaphore = f"{cache.plan.name} written {sequence}"
+        for _ in ("keys", "values"):
+            yield Start(mark=mark, bytes=size, semaphore=semaphore, urgent=True)
+
+    # Exchanges.
+
+    def _peers(self) -> list[int]:
+        """As the kernel visits them, the farthest rank number first."""
+        ranks = self.program.ranks
+        distances = range(ranks - 1, 0, -1)
+        if _symmetric(ranks):
+            return [self.rank ^ distance for distance in distances]
+        return [(self.rank + distance) % ranks for distance in distances]
+
+    def _meet(self, mark: Mark) -> Iterator[Instruction]:
+        peers = self._peers()
+        if not peers:
+            return
+        for peer in peers:
+            yield Send(mark=mark, peer=peer, bytes=SIGNAL_BYTES, semaphore="barrier")
+        size = len(peers) * SIGNAL_BYTES
+        yield Wait(mark=mark, bytes=size, semaphore="barrier", stall=Stall.BARRIER)
+
+    def _exchange(self, phase: AllReducePhase | ArgmaxPhase) -> Iterator[Instruction]:
+        """The core adds up after the last message; it searches its own logits before the first."""
+        name, mark = phase.exchange, self._mark(phase.id, phase.title)
+        core_us = self.costs[phase.id].once_us
+        before_us = 0.0
+        if isinstance(phase, ArgmaxPhase):
+            before_us = core_us
+            if phase.masks:
+                size = self._operand_bytes(phase.masks)
+                yield Wait(mark=mark, bytes=size, semaphore=phase.masks, stall=Stall.COPY)
+        yield self._work(phase, before_us)
+        sizes = message_bytes(exchange_plan(self.program, name), self.program.ranks) if name else ()
+        peers = self._peers()
+        totals = []
+        for number, size in enumerate(sizes if peers else ()):
+            arrived, sent = f"{name} arrived {number}", f"{name} sent {number}"
+            for peer in peers:
+                yield Send(mark=mark, peer=peer, bytes=size, semaphore=arrived, sent=sent)
+            totals.append((len(peers) * size, sent))
+            yield Wait(mark=mark, bytes=len(peers) * size, semaphore=arrived, stall=Stall.EXCHANGE)
+            yield self._work(phase, (core_us - before_us) / len(sizes))
+        if not totals:
+            yield self._work(phase, core_us - before_us)
+        for total, sent in totals:
+            yield Wait(mark=mark, bytes=total, semaphore=sent, stall=Stall.EXCHANGE)
+        if phase.meets:
+            yield from self._meet(mark)
+
+
+def message_bytes(plan: ExchangePlan, ranks: int) -> tuple[int, ...]:
+    """Bytes of one message to one peer, per phase of the algorithm."""
+    if plan.kind == TWO_PHASE:
+        share = plan.rows * (plan.columns // ranks)
+        return (share * F32_BYTES, share * BF16_BYTES)
+    return (plan.rows * plan.columns * F32_BYTES,)
