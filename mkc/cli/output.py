@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from collections.abc import Mapping
 from pathlib import Path
 from shutil import rmtree
@@ -11,15 +12,19 @@ from tempfile import mkdtemp
 from typing import Any
 
 from mkc.driver import CompileResult
+from mkc.errors import EmitError
 from mkc.errors import OutputError
+from mkc.errors import PicturesError
+from mkc.plan.folder import KERNEL
+from mkc.plan.folder import PLAN
+from mkc.plan.folder import REPORT
+from mkc.viz.names import FILES
 
-KERNEL = "kernel.py"
-PLAN = "plan.json"
-REPORT = "report.json"
 GRAPH = "graph.txt"
 PROGRAM = "program.txt"
 BYTE_CODE = "__pycache__"  # from running the kernel
-OURS = frozenset({KERNEL, PLAN, REPORT, GRAPH, PROGRAM, BYTE_CODE})
+PICTURES = "viz"  # from mkc viz
+OURS = frozenset({KERNEL, PLAN, REPORT, GRAPH, PROGRAM, BYTE_CODE, PICTURES})
 REPORT_KEYS = frozenset({"model", "target", "ranks", "launches", "floor_us", "vmem"})
 SCRATCH_PREFIX = ".mkc-"
 FOLDER_MODE = 0o755  # a temporary folder is private; the finished one is not
@@ -58,7 +63,11 @@ def _check(folder: Path, named: Path) -> None:
 
 
 def _looks_ours(entry: Path) -> bool:
-    """True for a plain file, and for a byte code folder of nothing but the kernel."""
+    """True for a plain file, and for folders of nothing but the kernel's byte code or pictures."""
+    if entry.name == PICTURES:
+        return entry.is_dir() and all(
+            one.is_file() and one.name in FILES for one in entry.iterdir()
+        )
     if entry.name != BYTE_CODE:
         return entry.is_file()
     return entry.is_dir() and all(
@@ -121,6 +130,38 @@ def _exchange(fresh: Path, place: Path, old: Path, named: Path) -> None:
     except (OSError, OutputError):
         os.replace(old, place)
         raise
+
+
+def write_pictures(folder: Path, contents: Iterable[tuple[str, bytes]]) -> list[str]:
+    """Writes files into a folder, which may hold others. Raises `PicturesError`.
+
+    Everything is drawn before the first file is written, and each file appears complete.
+
+    Returns:
+      their names.
+    """
+    drawn = list(contents)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in drawn:
+            fresh = folder / f"{SCRATCH_PREFIX}{name}"
+            fresh.write_bytes(content)
+            os.replace(fresh, folder / name)
+    except OSError as error:
+        raise PicturesError(path=folder, problem=error.strerror or str(error)) from error
+    return [name for name, _ in drawn]
+
+
+def emit_text(text: str, file: Path | None) -> None:
+    """Prints a text, or writes it to a file. Raises `EmitError`."""
+    if file is None:
+        print(text.rstrip("\n"))
+        return
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise EmitError(path=file, problem=error.strerror or str(error)) from error
 
 
 def json_text(document: Mapping[str, Any]) -> str:

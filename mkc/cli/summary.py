@@ -1,30 +1,41 @@
-"""What `mkc compile` tells a person when it is done."""
+"""What `mkc compile` tells a person when it is done: one screen, readable without colour."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
+from mkc.plan.weights import Weighed
+
 MEGABYTE = 1_000_000
 MIB = 1 << 20
+GIB = 1 << 30
 LABEL_WIDTH = 13
+BAR_WIDTH = 20
+LARGEST, HEAVIEST = 3, 4  # buffers and decisions that are named
 
 
-def print_summary(report: Mapping[str, Any], folder: Path) -> None:
-    """The report's main figures on stdout, one a line; plain text when it is not a terminal."""
+def print_summary(report: Mapping[str, Any], folder: Path, decisions: Sequence[Weighed]) -> None:
+    """The report's main figures on stdout.
+
+    Args:
+      decisions: all of them, heaviest first.
+    """
     console = Console(highlight=False, soft_wrap=True)
-    for label, text in _rows(report, folder):
+    for label, text in _rows(report, folder, decisions):
         console.print(f"[bold]{label:<{LABEL_WIDTH}}[/bold] {escape(text)}")
 
 
-def _rows(report: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, str]]:
+def _rows(
+    report: Mapping[str, Any], folder: Path, decisions: Sequence[Weighed]
+) -> Iterator[tuple[str, str]]:
     moved = report["bytes"]
-    vmem = report["vmem"]
     share = 100.0 * moved["padding"] / max(1, moved["tape"] - moved["padding"])
     yield "model", f"{report['model']}, scheme {report['scheme']}"
     yield "target", f"{report['target']}, {report['ranks']} ranks"
@@ -33,10 +44,59 @@ def _rows(report: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, str]]:
         "tape",
         f"{moved['tape'] / MEGABYTE:.1f} MB per rank and step, {share:.2f} % of it padding",
     )
-    yield "vmem", f"{vmem['peak_bytes'] / MIB:.2f} of {vmem['limit_bytes'] / MIB:.2f} MiB"
-    yield "decisions", str(report["decisions"])
+    if moved["state"] or moved["kv"]:
+        yield (
+            "states",
+            f"{moved['state'] / MEGABYTE:.1f} MB read and written, up to "
+            f"{moved['kv'] / MEGABYTE:.1f} MB of caches",
+        )
+    yield "vmem", _vmem(report["vmem"])
+    yield (
+        "",
+        ", ".join(
+            f"{name} {count / MIB:.2f}" for name, count in report["vmem"]["largest"][:LARGEST]
+        ),
+    )
+    hbm = report["hbm"]
+    yield (
+        "memory",
+        f"{hbm['total_bytes'] / GIB:.2f} of {hbm['limit_bytes'] / GIB:.2f} GiB of each device "
+        "when it is served",
+    )
+    yield from _predicted(report)
     yield "TPU compiler", _compiled(report["aot"])
+    yield "decisions", f"{report['decisions']}, the heaviest of them:"
+    for one in decisions[:HEAVIEST]:
+        yield "", f"{one.decision.id}: {one.decision.chosen}"
     yield "written to", str(folder)
+    yield "next", f"mkc viz {folder}, mkc explain {folder}"
+
+
+def _vmem(vmem: Mapping[str, Any]) -> str:
+    """A bar of what is planned, what is left to the compiler, and what is free."""
+    limit = vmem["limit_bytes"]
+    planned = round(BAR_WIDTH * vmem["peak_bytes"] / limit)
+    reserve = min(round(BAR_WIDTH * vmem["reserve_bytes"] / limit), BAR_WIDTH - planned)
+    bar = "#" * planned + "." * (BAR_WIDTH - planned - reserve) + "c" * reserve
+    return (
+        f"[{bar}] {vmem['peak_bytes'] / MIB:.2f} of {limit / MIB:.2f} MiB, "
+        f"{vmem['reserve_bytes'] / MIB:.2f} the compiler's"
+    )
+
+
+def _predicted(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    predicted = report["predicted"]
+    if predicted is None:
+        yield "predicted", f"at least {report['floor_us']:,.1f} us a step"
+        return
+    yield (
+        "predicted",
+        f"{predicted['round_us']:,.1f} us a step, floor {predicted['floor_us']:,.1f} us: "
+        f"{100 * predicted['utilization']:.1f} % of the memory's rate",
+    )
+    exposed = {key: us for key, us in predicted["exposed"].items() if us >= 0.05}
+    if exposed:
+        yield "", "memory idle: " + ", ".join(f"{key} {us:,.1f} us" for key, us in exposed.items())
 
 
 def _compiled(aot: Mapping[str, Any] | None) -> str:

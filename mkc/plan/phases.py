@@ -1,0 +1,179 @@
+"""What pictures and explanations know about a phase: one row per phase, under its stable id."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from dataclasses import fields
+from math import prod
+
+from mkc.plan.folder import PlanFolder
+from mkc.schedule.program import TAPE_LANES
+from mkc.schedule.program import AttentionPhase
+from mkc.schedule.program import DeltaRulePhase
+from mkc.schedule.program import EmbedPhase
+from mkc.schedule.program import Loop
+from mkc.schedule.program import MatmulPhase
+from mkc.schedule.program import NarrowMatmulPhase
+from mkc.schedule.program import Phase
+from mkc.schedule.program import Program
+from mkc.schedule.program import StreamWaitPhase
+from mkc.schedule.program import VectorPhase
+from mkc.schedule.program import View
+
+ROW_BYTES = TAPE_LANES * 2
+BF16_BYTES = 2
+STEP_ID = re.compile(r"p\d+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseRow:
+    """One phase.
+
+    Attributes:
+      id: the stable id of source, plan and pictures.
+      kind: such as `matmul`.
+      title: what it does.
+      location: the author's line, empty when there is none.
+      kernel_line: line of kernel.py that defines it, 0 when it is not found there.
+      loops: names of the loops around it, outermost first.
+      executions: per step.
+      bytes: of HBM that one execution uses: tape, stream item, or cache at a full context.
+      flops: of matrix and recurrent work in one execution; 0 when only vector work is done.
+      reads, writes: buffers.
+      position: in program order.
+    """
+
+    id: str
+    kind: str
+    title: str
+    location: str
+    kernel_line: int
+    loops: tuple[str, ...]
+    executions: int
+    bytes: int
+    flops: int
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    position: int
+
+    @property
+    def is_step(self) -> bool:
+        """False for bookkeeping between steps, such as the wait for a stream's item."""
+        return STEP_ID.fullmatch(self.id) is not None
+
+
+def phase_rows(folder: PlanFolder) -> tuple[PhaseRow, ...]:
+    """All phases in program order, loop bodies once."""
+    program = folder.program
+    lines = kernel_lines(folder.kernel_source)
+    return tuple(
+        PhaseRow(
+            id=phase.id,
+            kind=phase_kind(phase),
+            title=phase.title,
+            location=str(phase.location or ""),
+            kernel_line=lines.get(phase.id, 0),
+            loops=tuple(loop.name for loop in loops),
+            executions=prod(loop.count for loop in loops),
+            bytes=_bytes(program, phase),
+            flops=_flops(program, phase),
+            reads=phase_buffers(phase, written=False),
+            writes=phase_buffers(phase, written=True),
+            position=position,
+        )
+        for position, (phase, loops) in enumerate(_walk(program.body, ()))
+    )
+
+
+def _walk(
+    body: tuple[Phase | Loop, ...], loops: tuple[Loop, ...]
+) -> Iterator[tuple[Phase, tuple[Loop, ...]]]:
+    for item in body:
+        if isinstance(item, Loop):
+            yield from _walk(item.body, (*loops, item))
+        else:
+            yield item, loops
+
+
+def phase_kind(phase: Phase) -> str:
+    """`narrow matmul` for a `NarrowMatmulPhase`."""
+    words = re.findall("[A-Z][a-z0-9]*", type(phase).__name__.removesuffix("Phase"))
+    return " ".join(words).lower()
+
+
+FUNCTION = re.compile(r"^def (p\d+)_")
+INLINE = re.compile(r"support\.stream_(wait|advance)\(m\.(\w+), c\.\2\)")
+STEP = re.compile(r"^def step\(")
+
+
+def kernel_lines(source: str) -> dict[str, int]:
+    """Phase id -> line of kernel.py, the first being 1. Also right for an edited file.
+
+    Waits and advances of streams have no function; theirs are the lines of the step.
+    """
+    lines: dict[str, int] = {}
+    inside = False
+    for number, line in enumerate(source.splitlines(), start=1):
+        if match := FUNCTION.match(line):
+            lines.setdefault(match[1], number)
+        inside = inside or STEP.match(line) is not None
+        if inside and (match := INLINE.search(line)):
+            lines.setdefault(f"{match[2]}_{match[1]}", number)
+    return lines
+
+
+def phase_buffers(phase: Phase, *, written: bool) -> tuple[str, ...]:
+    """Buffers of the fields that hold views; outputs are `output` and `writes`."""
+    names: list[str] = []
+    for part in fields(phase):
+        if (part.name in ("output", "writes")) is not written:
+            continue
+        value = getattr(phase, part.name)
+        views = value.values() if isinstance(value, dict) else (value,)
+        names += [one.buffer for one in views if isinstance(one, View)]
+    return tuple(dict.fromkeys(names))
+
+
+def _bytes(program: Program, phase: Phase) -> int:
+    match phase:
+        case MatmulPhase():
+            return phase.tape_rows * ROW_BYTES
+        case EmbedPhase():
+            return phase.output.width * BF16_BYTES * program.rows
+        case NarrowMatmulPhase():
+            return _item_bytes(program, phase.stream)
+        case StreamWaitPhase():
+            pages = {one.page for one in program.phases() if isinstance(one, VectorPhase)}
+            return _item_bytes(program, phase.stream) if phase.stream in pages else 0
+        case VectorPhase():
+            return sum(_item_bytes(program, one) for one in phase.states.values())
+        case DeltaRulePhase():
+            return _item_bytes(program, phase.stream) * program.batch
+        case AttentionPhase():
+            cache = next(one for one in program.caches if one.name == phase.cache)
+            return 2 * cache.batch * cache.context * cache.width * BF16_BYTES
+        case _:
+            return 0
+
+
+def _item_bytes(program: Program, stream: str) -> int:
+    """Bytes that one item moves; twice its size when it goes back."""
+    plan = next(one for one in program.streams if one.name == stream)
+    return prod(plan.item_shape) * plan.dtype.bytes * (2 if plan.writes_back else 1)
+
+
+def _flops(program: Program, phase: Phase) -> int:
+    """Multiplications and additions, each counted once."""
+    match phase:
+        case MatmulPhase() | NarrowMatmulPhase():
+            return 2 * program.rows * phase.K * phase.columns
+        case AttentionPhase():
+            return 4 * program.rows * phase.heads * phase.head_dim * program.context
+        case DeltaRulePhase():
+            # decay, read of the state, its update, and the query's read
+            state = phase.value_heads * phase.key_dim * phase.value_dim
+            return 7 * program.rows * state
+        case _:
+            return 0

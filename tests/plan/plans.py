@@ -1,0 +1,51 @@
+"""Plans as `mkc compile` writes them, made once for all tests."""
+
+from __future__ import annotations
+
+from functools import cache
+from json import dumps
+from json import loads
+from pathlib import Path
+
+from mkc.cli.output import json_text
+from mkc.driver import CompileRequest
+from mkc.driver import CompileResult
+from mkc.driver import compile_graph
+from mkc.plan.folder import PlanFolder
+from tests.passes.lowering import TARGET
+from tests.passes.lowering import dense_graph
+from tests.passes.lowering import full_size
+from tests.passes.lowering import golden_graph
+
+
+@cache
+def compiled(name: str, *, ranks: int, batch: int = 1, rounds: int = 1) -> CompileResult:
+    """`27b`, `dense` or a golden case, without ahead-of-time compilation."""
+    graphs = {"27b": full_size, "dense": dense_graph}
+    graph = graphs[name](batch=batch) if name in graphs else golden_graph(name, batch=batch)
+    request = CompileRequest(
+        graph=graph, target=TARGET, tp=ranks, rounds_per_launch=rounds, aot=False
+    )
+    return compile_graph(request)
+
+
+@cache
+def plan(name: str, *, ranks: int, batch: int = 1, rounds: int = 1) -> PlanFolder:
+    """The plan as it is read back."""
+    result = compiled(name, ranks=ranks, batch=batch, rounds=rounds)
+    return PlanFolder(
+        path=Path("plan"),
+        plan=loads(dumps(result.plan)),
+        report=loads(dumps(result.report)),
+        kernel_source=result.kernel_source,
+    )
+
+
+def write_plan(folder: Path, name: str, *, ranks: int, batch: int = 1) -> Path:
+    """Writes what a reader of plan folders needs."""
+    result = compiled(name, ranks=ranks, batch=batch)
+    folder.mkdir()
+    (folder / "plan.json").write_text(json_text(result.plan))
+    (folder / "report.json").write_text(json_text(result.report))
+    (folder / "kernel.py").write_text(result.kernel_source)
+    return folder
