@@ -84,6 +84,14 @@ def test_the_same_request_gives_the_same_files(run: Run, tmp_path: Path) -> None
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
 
 
+def test_masks_of_tokens_become_an_input(run: Run) -> None:
+    plain = run("compile", DECODER, "--tp", "2", "--emit", "graph").stdout
+    masked = run("compile", DECODER, "--tp", "2", "--token-masks", "--emit", "graph").stdout
+    assert "mask_tokens" not in plain
+    assert "input %token_masks: i32[" in masked
+    assert " = mask_tokens(" in masked
+
+
 def test_emit_prints_and_writes_nothing(run: Run, tmp_path: Path) -> None:
     done = run("compile", DECODER, "--tp", "2", "--emit", "graph")
     assert done.returncode == 0
@@ -164,6 +172,7 @@ def test_a_failure_while_writing_leaves_the_old_folder(
 
     monkeypatch.setattr(Path, "write_text", full_disk)
     result = CompileResult(
+        graph=None,  # type: ignore[arg-type]
         lowered=None,  # type: ignore[arg-type]
         target=None,  # type: ignore[arg-type]
         report={},

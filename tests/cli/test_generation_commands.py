@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Sequence
 from pathlib import Path
-from signal import SIGINT
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 from typer.testing import Result
@@ -19,71 +15,11 @@ from mkc.errors import ChatTemplateError
 from mkc.errors import ConfigValueError
 from mkc.errors import PromptLengthError
 from mkc.errors import UnknownModelError
-from mkc.ir.graph import Graph
-from mkc.runtime.backends import OpenedBackend
-from mkc.runtime.checkpoint import Checkpoint
 from mkc.runtime.generate import Generator
 from mkc.runtime.request import Request
-from mkc.runtime.sampling import Array
-from mkc.runtime.text import load_tokenizer
+from tests.cli.answers import CONTEXT
+from tests.cli.answers import Answers
 from tests.goldens import golden_case
-from tests.runtime.checkpoints import write_checkpoint
-from tests.runtime.fake_backend import VOCAB
-from tests.runtime.fake_backend import FakeBackend
-from tests.runtime.text.checkpoints import byte_level_checkpoint
-
-CONTEXT = 304
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A golden model with a byte-level tokenizer of 400 tokens."""
-    found = write_checkpoint(tmp_path_factory.mktemp("cli") / "model", "qwen38_lane")
-    byte_level_checkpoint(found)
-    return found
-
-
-@pytest.fixture(autouse=True)
-def no_compilation_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
-
-
-class Answers(FakeBackend):
-    """Takes the place of the model, and answers with a text whatever it is asked.
-
-    Attributes:
-      prompts: what it was asked, as text.
-      interrupt: press Ctrl-C after so many tokens of an answer.
-    """
-
-    prefill_rows = CONTEXT  # a prompt comes in one call
-
-    def __init__(self, folder: Path, text: str) -> None:
-        super().__init__(context=CONTEXT, logits=self._say)
-        self.prompts: list[str] = []
-        self.interrupt: int | None = None
-        self._tokenizer = load_tokenizer(folder)
-        self._script = self._tokenizer.encode(text, allow_special=True)
-        self._start = 0
-
-    def opened(
-        self, choice: generation.ModelChoice, graph: Graph, checkpoint: Checkpoint
-    ) -> OpenedBackend:
-        assert graph.context == CONTEXT
-        return OpenedBackend(backend=self, description="no model", not_finite=("bad.w",))
-
-    def prefill(self, slot: int, tokens: Sequence[int], position: int) -> Array:
-        self.prompts.append(self._tokenizer.decode(tokens))
-        self._start = position + len(tokens)
-        return super().prefill(slot, tokens, position)
-
-    def _say(self, history: Sequence[int]) -> Array:
-        said = len(history) - self._start
-        if said == self.interrupt:
-            os.kill(os.getpid(), SIGINT)
-        row = np.zeros(VOCAB, np.float32)
-        row[self._script[said % len(self._script)]] = 9
-        return row
 
 
 def invoke(*arguments: str, stdin: str = "") -> Result:
@@ -184,13 +120,16 @@ def test_chat_remembers_until_it_is_reset(folder: Path, answers: Answers) -> Non
 
 
 def test_chat_commands(folder: Path, answers: Answers) -> None:
-    result = invoke("chat", str(folder), stdin="/stats\nhi\n/stats\n/draft off\n/what\n")
+    result = invoke("chat", str(folder), stdin="/stats\nhi\n/stats\n/draft off\n/what\n/help\n")
     assert result.exit_code == 0, result.output
     assert "no model" in result.stdout
     assert "0 tokens answered" in result.stdout
     assert "first token after" in result.stdout
-    assert "without" in result.stdout
-    assert "/reset" in result.stdout
+    assert "rounds of" in result.stdout
+    assert "(no draft)" in result.stdout
+    assert "no drafter is loaded" in result.stdout
+    assert "no command /what" in result.stdout
+    assert result.stdout.count("/reset") == 2
     assert len(answers.prompts) == 1, "commands are not for the model"
 
 
@@ -246,3 +185,14 @@ def test_default_context(config: dict[str, object], context: int) -> None:
 def test_a_config_without_a_usable_context(limit: object) -> None:
     with pytest.raises(ConfigValueError, match="'max_position_embeddings' is .* positive integer"):
         generation.default_context({"max_position_embeddings": limit})
+
+
+def test_where_compiled_programs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert generation.cache_folder() is None, "these tests tell JAX another place"
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    monkeypatch.delenv("MKC_CACHE", raising=False)
+    assert generation.cache_folder() == Path.home() / ".cache" / "mkc" / "xla"
+    monkeypatch.setenv("MKC_CACHE", "~/elsewhere")
+    assert generation.cache_folder() == Path.home() / "elsewhere"
+    monkeypatch.setenv("MKC_CACHE", "off")
+    assert generation.cache_folder() is None
