@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from inspect import Parameter
@@ -154,9 +156,18 @@ class Outputs:
 
 
 class Trace:
-    """What has been recorded so far."""
+    """What has been recorded so far.
 
-    def __init__(self, *, name: str, rows: int, batch: int, context: int) -> None:
+    Attributes:
+      taps: whether `mkc.tap` records anything.
+      namespace: stands before the names of parameters and states.
+    """
+
+    def __init__(
+        self, *, name: str, rows: int, batch: int, context: int, taps: bool = False
+    ) -> None:
+        self.taps = taps
+        self.namespace = ""
         self.name = name
         self.rows = rows
         self.batch = batch
@@ -174,6 +185,11 @@ class Trace:
             input_name: self.new_value(self.intern(TensorType(dtype=DType.I32, axes=(row_axis,))))
             for input_name in ("tokens", "positions")
         }
+
+    def new_input(self, name: str, dtype: DType, *sizes: int) -> Tensor:
+        """An input besides tokens and positions."""
+        self.inputs[name] = self.new_value(self.intern(tensor(dtype, *sizes)))
+        return self.inputs[name]
 
     def new_value(self, type_: TensorType) -> Tensor:
         self.types.append(type_)
@@ -298,6 +314,7 @@ def _declare_param(
     dtype: DType | str,
     indices: tuple[int, ...],
 ) -> Tensor:
+    pattern = trace_.namespace + pattern
     type_ = trace_.intern(tensor(_dtype(pattern, dtype), *_checked_axes(pattern, axes)))
     trace_.declare(pattern, ("parameter", type_))
     use = TracedParam(pattern=pattern, type=type_, indices=indices)
@@ -357,7 +374,7 @@ class Layer:
         dtype: DType | str = DType.BF16,
     ) -> StateRef:
         """Memory of this layer; axes for ONE sequence."""
-        pattern = self.prefix + name
+        pattern = self.trace.namespace + self.prefix + name
         type_ = self.trace.intern(tensor(_dtype(pattern, dtype), *_checked_axes(pattern, axes)))
         kind = StateKind(kind)
         self.trace.declare(pattern, ("state", kind, type_))
@@ -455,12 +472,27 @@ def trace(
     )
     arguments = (step,) if config is None else (config, step)
     _check_callable(function, name, len(arguments))
+    with recording(record):
+        outputs = function(*arguments)
+    if not isinstance(outputs, Outputs):
+        raise TraceError(
+            where=record.name,
+            location=definition(function),
+            problem=f"the function returned {type(outputs).__name__}",
+            expected="mkc.Outputs",
+            hint="End the function with return mkc.next_token(hidden, lm_head)",
+        )
+    return build(record, {"next_token": outputs.next_token, "logits": outputs.logits})
+
+
+@contextmanager
+def recording(record: Trace) -> Iterator[None]:
+    """What is called inside is recorded in `record`."""
     token = _CURRENT.set(record)
     try:
-        outputs = function(*arguments)
+        yield
     finally:
         _CURRENT.reset(token)
-    return _finish(record, function, outputs)
 
 
 def _check_callable(function: Callable[..., Outputs], name: str, count: int) -> None:
@@ -480,16 +512,8 @@ def _check_callable(function: Callable[..., Outputs], name: str, count: int) -> 
         )
 
 
-def _finish(record: Trace, function: Callable[..., Outputs], outputs: object) -> Graph:
-    if not isinstance(outputs, Outputs):
-        raise TraceError(
-            where=record.name,
-            location=definition(function),
-            problem=f"the function returned {type(outputs).__name__}",
-            expected="mkc.Outputs",
-            hint="End the function with return mkc.next_token(hidden, lm_head)",
-        )
-    results = {"next_token": outputs.next_token, "logits": outputs.logits}
+def build(record: Trace, results: Mapping[str, Tensor]) -> Graph:
+    """The graph of what was recorded; `results` are its outputs by name."""
     read_later = {one.ref for one in results.values() if isinstance(one.ref, int)}
     items: list[Item] = []
     renamed: dict[int, int] = {}

@@ -29,6 +29,7 @@ from mkc.ir.ops import DeltaRule
 from mkc.ir.ops import Embed
 from mkc.ir.ops import L2Norm
 from mkc.ir.ops import Linear
+from mkc.ir.ops import MaskTokens
 from mkc.ir.ops import MergeHeads
 from mkc.ir.ops import NormRounding
 from mkc.ir.ops import RmsNorm
@@ -253,6 +254,7 @@ def _attention(op: Attention, operands: Types, states: Types, results: Types) ->
 @COST.register(Cast)
 @COST.register(Argmax)
 @COST.register(ShardedArgmax)
+@COST.register(MaskTokens)
 def _element_wise(op: Unary, operands: Types, states: Types, results: Types) -> Cost:
     return Cost(vector_elements=operands[0].elements)
 

@@ -36,6 +36,8 @@ class StateKind(StrEnum):
     KV_CACHE = "kv_cache"  # [context, heads, dim], appended at the position of each row
     RECURRENT = "recurrent"  # [...], read and rewritten by every step
     CONV = "conv"  # [taps - 1, channels], the newest inputs, oldest first
+    KEPT = "kept"  # [rows per sequence, ...], of the rows of the last step, to commit some later
+    TAP = "tap"  # [...] for each token row; lives within one step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +171,8 @@ class Graph:
       context: positions a cache holds.
       inputs: step inputs: `tokens` i32 [rows] and `positions` i32 [rows]. A row with a negative
         position is padding, which changes no state; it stands behind its sequence's other rows,
-        whose positions are consecutive.
+        whose positions are consecutive. A round of a speculative scheme has more inputs, each with
+        one entry per row or per sequence.
       params, states: by key, in order of first use.
       body: the operations.
       outputs: output name (`next_token`, `logits`) -> value name.

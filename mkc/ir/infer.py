@@ -11,6 +11,7 @@ from mkc.errors import ShapeError
 from mkc.errors import UnsupportedOpError
 from mkc.ir.facets import INFER
 from mkc.ir.graph import Location
+from mkc.ir.ops import MASK_BITS
 from mkc.ir.ops import AllReduce
 from mkc.ir.ops import Argmax
 from mkc.ir.ops import Attention
@@ -21,6 +22,7 @@ from mkc.ir.ops import DeltaRule
 from mkc.ir.ops import Embed
 from mkc.ir.ops import L2Norm
 from mkc.ir.ops import Linear
+from mkc.ir.ops import MaskTokens
 from mkc.ir.ops import MergeHeads
 from mkc.ir.ops import Op
 from mkc.ir.ops import RmsNorm
@@ -451,3 +453,19 @@ def _all_reduce(op: AllReduce, operands: Types, states: Types) -> Types:
     (x,) = take(op, operands, 1, "x")
     no_states(op, states)
     return (TensorType(dtype=op.dtype, axes=x.axes),)
+
+
+@INFER.register(MaskTokens)
+def _mask_tokens(op: MaskTokens, operands: Types, states: Types) -> Types:
+    x, masks = take(op, operands, 2, "x, masks")
+    no_states(op, states)
+    require_rank(op, "x", x, 2, "[rows, n]")
+    words = (x.shape[0], -(-op.ranks * x.shape[1] // MASK_BITS))
+    require(
+        masks.dtype is DType.I32 and masks.shape == words,
+        op,
+        f"masks i32[{words[0]}, {words[1]}], a bit for each token",
+        masks,
+        "Give each row the bits of all tokens",
+    )
+    return (x,)

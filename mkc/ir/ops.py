@@ -20,9 +20,14 @@ from mkc.ir.types import DType
 
 @dataclass(frozen=True, kw_only=True)
 class Op:
-    """Base of all operations."""
+    """Base of all operations.
+
+    Attributes:
+      whole_states: the op only reads its states, which other ops own, with all their instances.
+    """
 
     mnemonic: ClassVar[str] = "op"
+    whole_states: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,3 +262,21 @@ class ShardedArgmax(Op):
 
     mnemonic: ClassVar[str] = "sharded_argmax"
     ranks: int
+
+
+MASK_BITS = 32  # tokens of one word of a mask
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskTokens(Op):
+    """x [rows, n], masks i32 [rows, words] -> x, minus infinity where a token is not allowed.
+
+    Column j of rank r is token t = r * n + j, allowed when bit t % MASK_BITS of word t // MASK_BITS
+    is set; there are as many words as that takes.
+
+    Attributes:
+      ranks: ranks that have n columns each.
+    """
+
+    mnemonic: ClassVar[str] = "mask_tokens"
+    ranks: int = 1

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from jax import Array
 from jax import lax
 from jax.typing import ArrayLike
 
+import mkc.ir.reference_spec  # noqa: F401 - registers what its ops mean
 from mkc.errors import UnsupportedOpError
 from mkc.ir.facets import REFERENCE
 from mkc.ir.graph import Block
@@ -26,6 +28,8 @@ from mkc.ir.graph import Node
 from mkc.ir.graph import Param
 from mkc.ir.graph import Repeat
 from mkc.ir.graph import State
+from mkc.ir.graph import StateKind
+from mkc.ir.ops import Op
 from mkc.ir.reference_ops import OpContext
 from mkc.ir.reference_ops import Rounding
 from mkc.ir.reference_ops import storage_dtype
@@ -52,7 +56,23 @@ class Evaluation:
     observed: dict[str, Array]
 
 
-type StepFunction = Callable[[ArrayLike, ArrayLike, Mapping[str, Array]], Evaluation]
+# By type of op; arguments and results as in `mkc.ir.reference_ops`.
+type Meanings = Mapping[type[Op], Callable[..., Any]]
+
+NO_MEANINGS: Meanings = {}
+
+
+class StepFunction(Protocol):
+    """A compiled step; `inputs` are those besides tokens and positions."""
+
+    def __call__(
+        self,
+        tokens: ArrayLike,
+        positions: ArrayLike,
+        states: Mapping[str, Array],
+        inputs: Mapping[str, ArrayLike] | None = None,
+    ) -> Evaluation: ...
+
 
 
 def initial_states(graph: Graph, rounding: Rounding = "reference") -> dict[str, Array]:
@@ -63,6 +83,7 @@ def initial_states(graph: Graph, rounding: Rounding = "reference") -> dict[str, 
             storage_dtype(state.type.dtype, rounding),
         )
         for key, state in graph.states.items()
+        if state.kind is not StateKind.TAP
     }
 
 
@@ -108,12 +129,18 @@ def compile_step(
         compiler_options=COMPILER_OPTIONS,
     )
 
-    def step(tokens: ArrayLike, positions: ArrayLike, states: Mapping[str, Array]) -> Evaluation:
-        inputs = {
+    def step(
+        tokens: ArrayLike,
+        positions: ArrayLike,
+        states: Mapping[str, Array],
+        inputs: Mapping[str, ArrayLike] | None = None,
+    ) -> Evaluation:
+        given = {name: jnp.asarray(one) for name, one in (inputs or {}).items()}
+        given |= {
             "tokens": jnp.asarray(tokens, jnp.int32),
             "positions": jnp.asarray(positions, jnp.int32),
         }
-        outputs, new_states, observed = run(weights, inputs, dict(states))
+        outputs, new_states, observed = run(weights, given, dict(states))
         return Evaluation(outputs=outputs, states=new_states, observed=observed)
 
     return step
@@ -124,14 +151,21 @@ def step_outputs(
     weights: Mapping[str, Array],
     inputs: Mapping[str, Array],
     states: Mapping[str, Array],
+    *,
+    rounding: Rounding = "reference",
+    meanings: Meanings = NO_MEANINGS,
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """Outputs and new states of one step, for functions that are compiled around it.
 
     Args:
       weights: as `stack_params` gives them.
       inputs: `tokens` and `positions`, i32 [rows].
+      meanings: functions for some types of ops that compute the same in another order, such as one
+        whose gradient is cheaper.
     """
-    outputs, new_states, _ = _run(graph, dict(weights), dict(inputs), dict(states), "reference", ())
+    outputs, new_states, _ = _run(
+        graph, dict(weights), dict(inputs), dict(states), rounding, (), meanings
+    )
     return outputs, new_states
 
 
@@ -162,6 +196,7 @@ def _run(
     states: Stacks,
     rounding: Rounding,
     observe: Sequence[str],
+    meanings: Meanings = NO_MEANINGS,
 ) -> tuple[Environment, Stacks, Environment]:
     machine = _Machine(
         graph=graph,
@@ -169,6 +204,7 @@ def _run(
         rounding=rounding,
         observe=frozenset(observe),
         valid=inputs["positions"].reshape(graph.batch, -1) >= 0,
+        meanings=meanings,
     )
     values = dict(inputs)
     stacked: Stacks = {}
@@ -176,14 +212,16 @@ def _run(
         (stacked if param.indices else values)[key] = weights[key]
     memory: Stacks = {}
     for key, state in graph.states.items():
+        stack = _tap(graph, state, rounding) if state.kind is StateKind.TAP else states[key]
         if state.indices:
-            memory[key] = states[key]
+            memory[key] = stack
         else:
-            values[key] = states[key][0]
+            values[key] = stack[0]
     updated, observed = machine.block(graph.body, values, stacked | memory)
     new_states = {
         key: updated[key] if state.indices else values[key][None]
         for key, state in graph.states.items()
+        if state.kind is not StateKind.TAP
     }
     outputs = {key: values[name] for key, name in graph.outputs.items()}
     shown = {
@@ -191,6 +229,12 @@ def _run(
     }
     assert shown.keys() == set(observe), f"no such values: {set(observe) - shown.keys()}"
     return outputs, new_states, shown
+
+
+def _tap(graph: Graph, state: State, rounding: Rounding) -> Array:
+    """Room for what a tap shows within the step: [instances, rows, ...]."""
+    shape = (state.instances, graph.rows, *state.type.shape)
+    return jnp.zeros(shape, storage_dtype(state.type.dtype, rounding))
 
 
 type Observed = dict[str, tuple[int, Array]]  # how many leading axes count iterations, and values
@@ -205,6 +249,7 @@ class _Machine:
     rounding: Rounding
     observe: frozenset[str]
     valid: Array
+    meanings: Meanings
 
     def block(self, block: Block, values: Environment, stacks: Stacks) -> tuple[Stacks, Observed]:
         """Runs a block: the stacks that its regions changed, and the observed values."""
@@ -216,13 +261,20 @@ class _Machine:
                 changed |= new
                 observed |= seen
             else:
+                if item.op.whole_states:
+                    values |= self.whole(item.states, values, stacks | changed)
                 self.node(item, values)
                 names = (result.name for result in item.results)
                 observed |= {one: (0, values[one]) for one in names if one in self.observe}
         return changed, observed
 
+    def whole(self, keys: Sequence[str], values: Environment, stacks: Stacks) -> Environment:
+        """States with all their instances, for an op that reads them."""
+        indexed = {key: self.graph.states[key].indices for key in keys}
+        return {key: stacks[key] if indexed[key] else values[key][None] for key in keys}
+
     def node(self, node: Node, values: Environment) -> None:
-        function = REFERENCE.find(node.op)
+        function = self.meanings.get(type(node.op)) or REFERENCE.find(node.op)
         if function is None:
             raise UnsupportedOpError(
                 op=node.op.mnemonic, facet=REFERENCE.name, location=node.location

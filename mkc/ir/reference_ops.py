@@ -16,6 +16,7 @@ from jax import Array
 from jax import lax
 
 from mkc.ir.facets import REFERENCE
+from mkc.ir.ops import MASK_BITS
 from mkc.ir.ops import Activation
 from mkc.ir.ops import AllReduce
 from mkc.ir.ops import Argmax
@@ -28,6 +29,7 @@ from mkc.ir.ops import DeltaRule
 from mkc.ir.ops import Embed
 from mkc.ir.ops import L2Norm
 from mkc.ir.ops import Linear
+from mkc.ir.ops import MaskTokens
 from mkc.ir.ops import MergeHeads
 from mkc.ir.ops import NormRounding
 from mkc.ir.ops import NormWeight
@@ -292,3 +294,12 @@ def _argmax(
     op: Argmax | ShardedArgmax, operands: Arrays, states: Arrays, context: OpContext
 ) -> Outcome:
     return (jnp.argmax(operands[0], axis=-1).astype(jnp.int32),), states
+
+
+@REFERENCE.register(MaskTokens)
+def _mask_tokens(op: MaskTokens, operands: Arrays, states: Arrays, context: OpContext) -> Outcome:
+    """Of all ranks' columns together."""
+    x, masks = operands
+    token = jnp.arange(x.shape[1])
+    allowed = (masks[:, token // MASK_BITS] >> (token % MASK_BITS)) & 1
+    return (jnp.where(allowed == 1, x, jnp.asarray(-jnp.inf, x.dtype)),), states

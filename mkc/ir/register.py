@@ -32,6 +32,7 @@ from mkc.ir.ops import DeltaRule
 from mkc.ir.ops import Embed
 from mkc.ir.ops import L2Norm
 from mkc.ir.ops import Linear
+from mkc.ir.ops import MaskTokens
 from mkc.ir.ops import MergeHeads
 from mkc.ir.ops import Op
 from mkc.ir.ops import RmsNorm
@@ -55,6 +56,7 @@ BUILT_IN: tuple[type[Op], ...] = (
     Embed,
     L2Norm,
     Linear,
+    MaskTokens,
     MergeHeads,
     RmsNorm,
     Rotary,

@@ -33,7 +33,10 @@ def with_rows_per_sequence(
     batch = graph.batch if batch is None else batch
     rows = batch * rows_per_sequence
     inputs = tuple(
-        replace(one, type=replace(one.type, axes=(axis(rows, one.type.axes[0].name),)))
+        replace(
+            one,
+            type=replace(one.type, axes=(axis(rows, one.type.axes[0].name), *one.type.axes[1:])),
+        )
         for one in graph.inputs
     )
     memory = {key: one.type for table in (graph.params, graph.states) for key, one in table.items()}

@@ -27,7 +27,7 @@ from mkc.ir.register import STATE_KINDS
 from mkc.ir.types import DType
 from mkc.ir.types import TensorType
 
-INPUT_NAMES = ("tokens", "positions")
+INPUT_NAMES = ("tokens", "positions")  # of every step; a round of a scheme has more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,8 +129,17 @@ def _sizes(graph: Graph) -> Iterator[Finding]:
 
 def _inputs(graph: Graph) -> Iterator[Finding]:
     for value in graph.inputs:
-        if value.name not in INPUT_NAMES or _plain(value.type) != (DType.I32, (graph.rows,)):
-            yield Subject(op=f"input %{value.name}").finding(
+        owner = Subject(op=f"input %{value.name}")
+        if value.name not in INPUT_NAMES:
+            if value.type.shape[:1] not in ((graph.rows,), (graph.batch,)):
+                yield owner.finding(
+                    "inputs",
+                    problem=f"it is {value.type}",
+                    expected=f"a first axis of {graph.rows} rows or {graph.batch} sequences",
+                    hint="Give it one entry per row or per sequence",
+                )
+        elif _plain(value.type) != (DType.I32, (graph.rows,)):
+            yield owner.finding(
                 "inputs",
                 problem=f"it is {value.type}",
                 expected=f"{' or '.join(INPUT_NAMES)} of type i32[{graph.rows}]",
@@ -288,8 +297,9 @@ class _Check:
                 yield self.unknown_state(key, owner)
                 continue
             states.append(self.graph.states[key])
-            yield from self.instances(states[-1], region, owner)
-            yield from self.second_use(key, owner)
+            if not node.op.whole_states:
+                yield from self.instances(states[-1], region, owner)
+                yield from self.second_use(key, owner)
         # Types mean nothing while an operand or state is missing.
         if len(operands) == len(node.operands) and len(states) == len(node.states):
             kinds = list(_state_kinds(node, states, owner))
@@ -448,6 +458,8 @@ def describe(node: Node) -> str:
 def _state_kinds(node: Node, states: list[State], owner: Subject) -> Iterator[Finding]:
     got = tuple(state.kind for state in states)
     expected = STATE_KINDS.get(type(node.op), ())
+    if node.op.whole_states:
+        expected = (StateKind.TAP,) * len(states)
     if got != expected:
         yield owner.finding(
             "states",
