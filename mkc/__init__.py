@@ -20,6 +20,16 @@ from mkc.ir.builder import apply
 from mkc.ir.builder import layers
 from mkc.ir.builder import param
 from mkc.ir.builder import trace
+from mkc.ir.draft import ContextStep
+from mkc.ir.draft import Drafts
+from mkc.ir.draft import DraftStep
+from mkc.ir.draft import append_cache
+from mkc.ir.draft import block_attention
+from mkc.ir.draft import block_tokens
+from mkc.ir.draft import dynamic_conv
+from mkc.ir.draft import selector_walk
+from mkc.ir.draft import tap
+from mkc.ir.draft import top_k
 from mkc.ir.functional import add
 from mkc.ir.functional import argmax
 from mkc.ir.functional import attention
@@ -58,6 +68,8 @@ from mkc.ir.types import TensorType
 from mkc.ir.types import axis
 from mkc.ir.types import concat_axes
 from mkc.ir.types import heads
+from mkc.model import Drafter
+from mkc.model import DraftForm
 from mkc.model import Model
 
 BF16 = DType.BF16
@@ -72,7 +84,12 @@ __all__ = [
     "ConfigError",
     "ConfigKeyError",
     "ConfigValueError",
+    "ContextStep",
     "DType",
+    "DraftForm",
+    "DraftStep",
+    "Drafter",
+    "Drafts",
     "Graph",
     "KvCache",
     "Layer",
@@ -88,14 +105,18 @@ __all__ = [
     "TensorType",
     "UnsupportedFeatureError",
     "add",
+    "append_cache",
     "apply",
     "argmax",
     "attention",
     "axis",
+    "block_attention",
+    "block_tokens",
     "cast",
     "causal_conv",
     "concat_axes",
     "delta_rule",
+    "dynamic_conv",
     "embed",
     "exp",
     "gelu_tanh",
@@ -112,6 +133,7 @@ __all__ = [
     "rotary",
     "rotary_table",
     "scale",
+    "selector_walk",
     "sigmoid",
     "silu",
     "slice",
@@ -120,6 +142,8 @@ __all__ = [
     "split_parts",
     "subtract",
     "tanh",
+    "tap",
+    "top_k",
     "trace",
     "unary",
 ]

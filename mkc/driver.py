@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from dataclasses import replace
 from typing import Any
@@ -13,18 +14,21 @@ from typing import Any
 from mkc.advice import advised
 from mkc.codegen_pallas.aot import AotResult
 from mkc.codegen_pallas.aot import compile_ahead
+from mkc.codegen_pallas.aot_phases import phase_machine_code
 from mkc.codegen_pallas.source import kernel_source
 from mkc.errors import AheadOfTimeError
 from mkc.errors import BatchError
 from mkc.errors import DeviceCountError
 from mkc.errors import HbmError
 from mkc.errors import PassSpecError
+from mkc.errors import ProofError
 from mkc.errors import RoundsError
 from mkc.errors import ShardingError
 from mkc.errors import TileError
 from mkc.errors import VmemError
 from mkc.ir.graph import Graph
 from mkc.ir.text import print_graph
+from mkc.ir.token_masks import with_token_masks
 from mkc.ir.verify import verify
 from mkc.passes.p10_shard import Shard
 from mkc.passes.p70_lower import Lower
@@ -35,6 +39,10 @@ from mkc.report import rank_bytes
 from mkc.report import report_document
 from mkc.schedule.decisions import DecisionLog
 from mkc.schedule.program_text import print_program
+from mkc.schedule.simulate import PhaseCycles
+from mkc.schedule.simulate import predict
+from mkc.schedule.verify import Proof
+from mkc.schedule.verify import prove
 from mkc.targets import Target
 from mkc.targets import load_target
 
@@ -54,8 +62,10 @@ class CompileRequest:
       tp: ranks; None takes all devices of the topology.
       passes: options of the passes, as text; empty for the defaults.
       logits: the kernel also returns the logits.
+      token_masks: the kernel also reads which tokens each sequence may emit.
       rounds_per_launch: decode steps one launch may run.
       aot: compile ahead of time with the TPU compiler.
+      phase_times: with `aot`, compile once more, beside it, to predict phases from machine code.
       retrace: graph of the same model for another batch, to try what would fit; None tries less.
     """
 
@@ -64,8 +74,10 @@ class CompileRequest:
     tp: int | None = None
     passes: str = ""
     logits: bool = False
+    token_masks: bool = False
     rounds_per_launch: int = 1
     aot: bool = True
+    phase_times: bool = False
     retrace: Callable[[int], Graph] | None = None
 
 
@@ -74,10 +86,12 @@ class CompileResult:
     """Everything that compilation made.
 
     Attributes:
+      graph: what the passes were given.
       report, plan: JSON documents; `docs/report.md` lists the keys.
       kernel_source: text of `kernel.py`.
     """
 
+    graph: Graph
     lowered: Lowered
     target: Target
     report: Mapping[str, Any]
@@ -94,6 +108,8 @@ def compile_graph(request: CompileRequest) -> CompileResult:
       MkcError: the graph, the mesh, the memory or the TPU compiler does not allow it.
     """
     start = time.perf_counter()
+    if request.token_masks:
+        request = _masked(request)
     graph = request.graph
     if not 1 <= graph.batch <= LARGEST_BATCH:
         raise BatchError(batch=graph.batch, limit=LARGEST_BATCH)
@@ -101,19 +117,30 @@ def compile_graph(request: CompileRequest) -> CompileResult:
     target = choose_topology(graph, request.target, request.tp)
     built = _build(request, target, reserve_bytes=0)
     passes_seconds = time.perf_counter() - start
-    aot = _compile_ahead(built.source, target) if request.aot else None
-    if aot is not None and not aot.ok:
-        built, aot = _with_more_reserve(request, target, built, aot)
+    built, aot, cycles, proof = _checked(request, target, built)
     lowered = built.lowered
+    predicted = predict(lowered.program, target, cycles=cycles)
     seconds = {"passes": passes_seconds, "aot": aot.seconds if aot else 0.0}
     return CompileResult(
+        graph=graph,
         lowered=lowered,
         target=target,
-        report=report_document(lowered, target, aot, seconds),
-        plan=plan_document(lowered, target),
+        report=report_document(lowered, target, aot, seconds, predicted=predicted, proof=proof),
+        plan=plan_document(lowered, target, cycles=cycles),
         kernel_source=built.source,
         graph_text=print_graph(graph),
         program_text=print_program(lowered.program),
+    )
+
+
+def _masked(request: CompileRequest) -> CompileRequest:
+    """The request for a graph that reads masks of tokens."""
+    retrace = request.retrace
+    return replace(
+        request,
+        graph=with_token_masks(request.graph),
+        retrace=(lambda batch: with_token_masks(retrace(batch))) if retrace else None,
+        token_masks=False,
     )
 
 
@@ -255,6 +282,42 @@ def _build(request: CompileRequest, target: Target, *, reserve_bytes: int) -> _B
     )
     source = kernel_source(lowered.program, lowered.steps, target=target)
     return _Built(lowered=lowered, source=source)
+
+
+def _checked(
+    request: CompileRequest, target: Target, built: _Built
+) -> tuple[_Built, AotResult | None, Mapping[str, PhaseCycles], Proof]:
+    """The proof, and what is wanted of the compiler, which works beside it in other processes."""
+    with ThreadPoolExecutor(2) as beside:
+        ahead = beside.submit(_compile_ahead, built.source, target) if request.aot else None
+        phases = (
+            beside.submit(_phase_code, built.source, target) if _wants_phases(request) else None
+        )
+        proof = _prove(built, target)
+        aot = ahead.result() if ahead is not None else None
+        cycles = phases.result() if phases is not None else {}
+    if aot is None or aot.ok:
+        return built, aot, cycles, proof
+    built, aot = _with_more_reserve(request, target, built, aot)
+    cycles = _phase_code(built.source, target) if _wants_phases(request) else {}
+    return built, aot, cycles, _prove(built, target)
+
+
+def _prove(built: _Built, target: Target) -> Proof:
+    program = built.lowered.program
+    proof = prove([program] * program.ranks, target)
+    if not proof.ok:
+        raise ProofError(model=program.name, issue=str(proof.issues[0]), count=len(proof.issues))
+    return proof
+
+
+def _wants_phases(request: CompileRequest) -> bool:
+    return request.aot and request.phase_times
+
+
+def _phase_code(source: str, target: Target) -> Mapping[str, PhaseCycles]:
+    assert target.topology is not None
+    return phase_machine_code(source, topology=target.topology.full_name)
 
 
 def _compile_ahead(source: str, target: Target) -> AotResult:

@@ -9,6 +9,9 @@ from typing import Any
 
 from mkc.ir.builder import Outputs
 from mkc.ir.builder import trace
+from mkc.ir.draft import ContextStep
+from mkc.ir.draft import Drafts
+from mkc.ir.draft import DraftStep
 from mkc.ir.graph import Graph
 
 
@@ -40,3 +43,46 @@ class Model:
             config=self.load_config(config),
             rows_per_sequence=rows_per_sequence,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftForm:
+    """What a drafter needs of a target and of a round.
+
+    Attributes:
+      tap: name that the target shows its layers under.
+      layers: the layers of the target that the drafter looks at, in order.
+      rows: of a block: the anchor and the drafts behind it.
+      candidates: tokens that each draft is drawn from.
+      hidden, vocab: those of the target.
+      max_positions: that the drafter was made for.
+    """
+
+    tap: str
+    layers: tuple[int, ...]
+    rows: int
+    candidates: int
+    hidden: int
+    vocab: int
+    max_positions: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drafter:
+    """A family of block drafters; their file under `models/` has one as `DRAFTER`.
+
+    Attributes:
+      name: as on the command line.
+      load_config: from the contents of a Hugging Face config.json; raises `mkc.ConfigError`.
+      form: `form(config)`.
+      remember: `remember(config, step)`: verified rows enter the drafter's caches.
+      propose: `propose(config, step)`: remembers `step.remembered`, and fills a block.
+      default_config: config file, relative to the folder of the drafter's file.
+    """
+
+    name: str
+    load_config: Callable[[Mapping[str, Any]], Any]
+    form: Callable[[Any], DraftForm]
+    remember: Callable[[Any, ContextStep], None]
+    propose: Callable[[Any, DraftStep], Drafts]
+    default_config: str

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from dataclasses import fields
-from dataclasses import is_dataclass
-from enum import Enum
 from typing import Any
 
 from mkc.codegen_pallas.aot import AotResult
-from mkc.ir.ops import Op
+from mkc.hbm_plan import hbm_plan
 from mkc.passes.pipeline import Lowered
+from mkc.plan.form import DIGEST
+from mkc.plan.form import PLAN_VERSION
+from mkc.plan.form import digest
+from mkc.plan.form import plain
+from mkc.prompt_blocks import block_sizes
 from mkc.schedule.program import Operand
 from mkc.schedule.program import Program
+from mkc.schedule.simulate import PhaseCycles
+from mkc.schedule.simulate import Prediction
+from mkc.schedule.verify import Proof
 from mkc.targets import Target
 
-PLAN_VERSION = 1  # of the form of plan.json; a reader refuses another one
 WEIGHT_ROLES = ("tape", "page", "narrow")
 LARGEST_LISTED = 8
 
@@ -67,7 +71,13 @@ def stream_bytes(lowered: Lowered) -> dict[str, int]:
 
 
 def report_document(
-    lowered: Lowered, target: Target, aot: AotResult | None, seconds: Mapping[str, float]
+    lowered: Lowered,
+    target: Target,
+    aot: AotResult | None,
+    seconds: Mapping[str, float],
+    *,
+    predicted: Prediction,
+    proof: Proof,
 ) -> dict[str, Any]:
     """The contents of report.json."""
     program = lowered.program
@@ -90,10 +100,27 @@ def report_document(
             "reserve_bytes": lowered.residency.reserve_bytes,
             "largest": [[one.name, one.bytes] for one in allocations[:LARGEST_LISTED]],
         },
+        "hbm": _hbm_document(lowered, target, aot),
         "aot": _aot_document(aot),
         "decisions": len(lowered.log.decisions),
-        "predicted": None,
+        "predicted": predicted.document(),
+        "proof": {"ok": proof.ok, "checks": proof.checks()},
         "timing": {key: round(value, 3) for key, value in seconds.items()},
+    }
+
+
+def _hbm_document(lowered: Lowered, target: Target, aot: AotResult | None) -> dict[str, Any]:
+    """What a device holds when the kernel is served; see `mkc.hbm_plan`."""
+    plan = hbm_plan(
+        lowered,
+        target,
+        prefill_rows=block_sizes(lowered.program.context)[-1],
+        kernel_bytes=aot.temporary_bytes if aot is not None else None,
+    )
+    return {
+        "total_bytes": plan.total_bytes,
+        "limit_bytes": plan.limit_bytes,
+        "parts": [asdict(one) for one in plan.parts],
     }
 
 
@@ -112,36 +139,25 @@ def _aot_document(aot: AotResult | None) -> dict[str, Any] | None:
     return document
 
 
-def plan_document(lowered: Lowered, target: Target) -> dict[str, Any]:
-    """The contents of plan.json: the program, its places in memory and every decision."""
-    return {
+def plan_document(
+    lowered: Lowered, target: Target, *, cycles: Mapping[str, PhaseCycles]
+) -> dict[str, Any]:
+    """The contents of plan.json: the program, its places in memory and every decision.
+
+    Args:
+      cycles: machine code of the phases, by id; empty where none was looked at.
+    """
+    document = {
         "version": PLAN_VERSION,
         "target": target.name,
         "pipeline": lowered.pipeline,
-        "program": _plain(lowered.program),
+        "program": plain(lowered.program),
         "sharding": {
-            "params": _plain(lowered.steps.sharded.params),
-            "states": _plain(lowered.steps.sharded.states),
+            "params": plain(lowered.steps.sharded.params),
+            "states": plain(lowered.steps.sharded.states),
         },
-        "allocations": _plain(lowered.residency.allocations),
-        "decisions": _plain(lowered.log.decisions),
+        "allocations": plain(lowered.residency.allocations),
+        "decisions": plain(lowered.log.decisions),
+        "cycles": plain(cycles),
     }
-
-
-def _plain(value: Any) -> Any:
-    """Dataclasses as objects with their kind, enumerations as text: what JSON can hold."""
-    if isinstance(value, Op):
-        return {"op": value.mnemonic, **_members(value)}
-    if is_dataclass(value) and not isinstance(value, type):
-        return {"kind": type(value).__name__, **_members(value)}
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return value
-
-
-def _members(record: Any) -> dict[str, Any]:
-    return {part.name: _plain(getattr(record, part.name)) for part in fields(record)}
+    return {**document, DIGEST: digest(document)}

@@ -104,6 +104,7 @@ def decoder(config: Config, step: mkc.Step) -> mkc.Outputs:
             h = h + full_attention(config, x, layer, step, cos, sin)
         x = norm(config, h, layer.param("post_attention_layernorm.weight", [config.hidden]))
         h = h + mlp(config, x, layer)
+        mkc.tap(layer, "output", h)
     h = norm(config, h, mkc.param(PREFIX + "norm.weight", [config.hidden]))
     head = table if config.tied else mkc.param("lm_head.weight", [vocab, config.hidden])
     return mkc.next_token(h, head)

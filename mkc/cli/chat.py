@@ -14,26 +14,36 @@ import typer
 from mkc.cli.generation import BackendChoice
 from mkc.cli.generation import BackendOption
 from mkc.cli.generation import ContextOption
+from mkc.cli.generation import CoordinatorOption
+from mkc.cli.generation import DistributedOption
 from mkc.cli.generation import MaxTokensOption
 from mkc.cli.generation import MinPOption
 from mkc.cli.generation import ModelChoice
 from mkc.cli.generation import ModelOption
 from mkc.cli.generation import PackedOption
+from mkc.cli.generation import ProcessesOption
+from mkc.cli.generation import ProcessOption
 from mkc.cli.generation import QuietOption
 from mkc.cli.generation import RevisionOption
 from mkc.cli.generation import SeedOption
 from mkc.cli.generation import Session
+from mkc.cli.generation import StartTimeoutOption
 from mkc.cli.generation import TargetOption
 from mkc.cli.generation import TemperatureOption
 from mkc.cli.generation import ThinkOption
 from mkc.cli.generation import TopKOption
 from mkc.cli.generation import TopPOption
 from mkc.cli.generation import TpOption
+from mkc.cli.generation import launch_of
 from mkc.cli.generation import open_session
 from mkc.cli.generation import sampling_of
 from mkc.cli.generation import statistics_line
 from mkc.cli.run import chat_request
+from mkc.cli.speculation import NONE
+from mkc.cli.speculation import DraftOption
+from mkc.cli.speculation import SpecOption
 from mkc.errors import MkcError
+from mkc.runtime.distributed import START_SECONDS
 from mkc.runtime.request import SequenceStatistics
 from mkc.runtime.sampling import SamplingParams
 from mkc.runtime.text import ChatRequest
@@ -44,11 +54,13 @@ from mkc.runtime.text import StopConditions
 PROMPT = "> "
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 HELP = """\
-/reset      forget the conversation
-/stats      what the last answer and the conversation took
-/draft off  decode without a draft
-/exit       leave; so does Ctrl-D
-Ctrl-C ends an answer."""
+/reset         forget the conversation
+/stats         what the last answer and the conversation took
+/draft on|off  whether a drafter proposes tokens
+/help          this list
+/exit          leave; so does Ctrl-D
+Ctrl-C ends an answer. The arrow keys edit a line and bring back earlier ones."""
+NO_DRAFTER = "no drafter is loaded: every round emits one token, with /draft on and off"
 
 
 def chat_command(
@@ -61,6 +73,8 @@ def chat_command(
     model: ModelOption = None,
     revision: RevisionOption = None,
     packed: PackedOption = None,
+    spec: SpecOption = None,
+    draft: DraftOption = None,
     backend: BackendOption = BackendChoice.REFERENCE,
     target: TargetOption = "tpu7x",
     tp: TpOption = None,
@@ -74,6 +88,11 @@ def chat_command(
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     think: ThinkOption = None,
     quiet: QuietOption = False,
+    distributed: DistributedOption = False,
+    coordinator: CoordinatorOption = None,
+    processes: ProcessesOption = None,
+    process: ProcessOption = None,
+    start_timeout: StartTimeoutOption = START_SECONDS,
 ) -> None:
     """Chat with a model. /help lists the commands."""
     session = open_session(
@@ -86,6 +105,15 @@ def chat_command(
             target=target,
             tp=tp,
             context=context,
+            spec=spec,
+            draft=draft,
+            launch=launch_of(
+                distributed,
+                coordinator=coordinator,
+                processes=processes,
+                process=process,
+                timeout=start_timeout,
+            ),
         ),
         quiet=quiet,
     )
@@ -151,10 +179,13 @@ class Conversation:
                 print("the conversation is forgotten")
             case ["/stats"]:
                 self.print_statistics()
-            case ["/draft", "off"]:
-                print("there is no draft; every answer is decoded without one")
-            case [word, *_] if word.startswith("/"):
+            case ["/draft", "on" | "off" as wanted]:
+                self.session.generator.drafts = wanted == "on"
+                print(self.drafting)
+            case ["/help"]:
                 print(HELP)
+            case [word, *_] if word.startswith("/"):
+                print(f"there is no command {line}\n{HELP}")
             case _:
                 self.answer(line)
         return True
@@ -164,6 +195,14 @@ class Conversation:
         self.messages = []
         if self.system is not None:
             self.messages.append({"role": "system", "content": self.system})
+
+    @property
+    def drafting(self) -> str:
+        """Whether tokens are drafted, and by what."""
+        if self.session.scheme == NONE:
+            return NO_DRAFTER
+        state = "on" if self.session.generator.drafts else "off: every round emits one token"
+        return f"drafts of {self.session.scheme} are {state}"
 
     def answer(self, text: str) -> None:
         """Prints the answer as it comes; an error is printed and takes the question back."""
@@ -178,6 +217,7 @@ class Conversation:
     def print_statistics(self) -> None:
         """What runs, the last answer, the prefix cache."""
         print(self.session.description)
+        print(self.drafting)
         if self.last is not None:
             print(statistics_line(self.last))
         cache = self.session.generator.prefix_cache

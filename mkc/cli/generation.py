@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from dataclasses import replace
 from enum import StrEnum
+from hashlib import blake2b
 from importlib import import_module
 from pathlib import Path
 from signal import SIGINT
@@ -27,11 +29,18 @@ import typer
 from mkc.cli.lookup import PACKAGE
 from mkc.cli.lookup import model_graph
 from mkc.cli.lookup import registered_models
+from mkc.cli.speculation import NONE
+from mkc.cli.speculation import open_drafting
+from mkc.cli.speculation import wanted_drafter
 from mkc.driver import choose_topology
 from mkc.errors import ConfigError
 from mkc.errors import ConfigValueError
+from mkc.errors import ProcessOptionError
 from mkc.errors import UnknownModelError
 from mkc.ir.graph import Graph
+from mkc.ir.text import print_graph
+from mkc.runtime import distributed
+from mkc.runtime.backends import Backend
 from mkc.runtime.backends import OpenedBackend
 from mkc.runtime.backends import open_kernel
 from mkc.runtime.backends import open_reference
@@ -53,7 +62,9 @@ DEFAULT_CONTEXT = 4096
 CONTEXT_MULTIPLE = 16  # rows of a cache tile in bf16
 ROUNDS_PER_LAUNCH = 8  # text appears in steps of so many tokens
 PREFIX_CACHE_BYTES = 1 << 30
-CACHE_FOLDER = Path("~/.cache/mkc/compiled")
+CACHE_FOLDER = Path("~/.cache/mkc/xla")
+CACHE_VARIABLE = "MKC_CACHE"  # another folder, or CACHE_OFF
+CACHE_OFF = "off"
 # bf16 results are rounded where the graph says so, not where XLA finds it cheaper.
 ROUNDING_FLAG = "xla_allow_excess_precision"
 DEVICES_FLAG = "xla_force_host_platform_device_count"
@@ -107,11 +118,29 @@ ThinkOption = Annotated[
     bool | None, typer.Option("--think/--no-think", help="Whether the model thinks first.")
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", help="Do not say what runs.")]
+DistributedOption = Annotated[
+    bool,
+    typer.Option("--distributed", help="Join the other processes that the launcher started."),
+]
+CoordinatorOption = Annotated[
+    str | None, typer.Option(help="HOST:PORT of process 0, where no launcher says it.")
+]
+ProcessesOption = Annotated[int | None, typer.Option(help="How many processes there are.")]
+ProcessOption = Annotated[int | None, typer.Option(help="Number of this process, from 0.")]
+StartTimeoutOption = Annotated[
+    int, typer.Option(help="Seconds to wait for the other processes to come up.")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelChoice:
-    """What the user named; see the options above."""
+    """What the user named; see the options above.
+
+    Attributes:
+      launch: how to join other processes, None for a process of its own.
+      quiet: do not say what is loaded.
+      spec, draft: scheme, and checkpoint of its drafter.
+    """
 
     model: str | None
     weights: str | None
@@ -121,6 +150,10 @@ class ModelChoice:
     target: str
     tp: int | None
     context: int | None
+    launch: distributed.Launch | None = None
+    quiet: bool = False
+    spec: str | None = None
+    draft: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +162,8 @@ class Session:
 
     Attributes:
       sampling: what the checkpoint asks for.
+      scheme: how tokens are drafted, `none` for not at all.
+      step_floor_us: predicted least time of a step, None where no prediction applies.
     """
 
     generator: Generator
@@ -136,6 +171,8 @@ class Session:
     chat: Chat
     sampling: SamplingParams
     description: str
+    scheme: str = NONE
+    step_floor_us: float | None = None
 
     def stream(self, request: Request) -> Iterator[Delta]:
         """The deltas of one request; the last one has its end. Ctrl-C cancels it.
@@ -180,38 +217,72 @@ def interrupts() -> Iterator[Callable[[], bool]]:
         signal(SIGINT, before)
 
 
-def open_session(choice: ModelChoice, *, quiet: bool) -> Session:
+def open_session(choice: ModelChoice, *, quiet: bool, slots: int = 1) -> Session:
     """Opens a checkpoint, and says on stderr what runs.
+
+    Of several processes only process 0 returns; the others follow it and end when it does.
+
+    Args:
+      slots: sequences at once.
 
     Raises:
       MkcError: something of it is missing or does not fit.
     """
     prepare_jax(choice)
+    drafter = wanted_drafter(
+        choice.spec,
+        choice.draft,
+        backend=choice.backend,
+        distributed=choice.launch is not None,
+    )
+    if choice.launch is not None:
+        distributed.join(choice.launch)
     checkpoint = Checkpoint.open(choice.weights or default_checkpoint(), revision=choice.revision)
     model = choice.model or model_of(checkpoint.config)
     context = choice.context or default_context(checkpoint.config)
-    graph = model_graph(model, batch=1, context=context, config_path=checkpoint.folder)
+    graph = model_graph(model, batch=slots, context=context, config_path=checkpoint.folder)
     tokenizer = load_tokenizer(checkpoint.folder)
     chat = load_chat(checkpoint.folder, tokenizer)
-    opened = open_backend(choice, graph, checkpoint)
+    if choice.launch is not None:
+        distributed.agree("model", fingerprint(graph, choice))
+    if drafter is not None and choice.draft is not None:
+        opened = open_drafting(
+            drafter,
+            choice.draft,
+            model,
+            checkpoint,
+            slots=slots,
+            context=context,
+            rounds_per_launch=ROUNDS_PER_LAUNCH,
+        )
+    else:
+        opened = open_backend(replace(choice, quiet=quiet), graph, checkpoint)
+    backend = opened.backend if choice.launch is None else lead_or_follow(opened.backend)
     for name in opened.not_finite:
         print(f"warning: tensor '{name}' has a NaN or an infinity", file=sys.stderr)
     if not quiet:
         print(f"mkc: {opened.description}", file=sys.stderr)
-    cache = PrefixCache(rows=opened.backend.prefill_rows, max_bytes=PREFIX_CACHE_BYTES)
+    cache = PrefixCache(rows=backend.prefill_rows, max_bytes=PREFIX_CACHE_BYTES)
     return Session(
-        generator=Generator(opened.backend, tokenizer=tokenizer, prefix_cache=cache),
+        generator=Generator(backend, tokenizer=tokenizer, prefix_cache=cache),
         tokenizer=tokenizer,
         chat=chat,
         sampling=default_sampling(checkpoint.folder),
         description=opened.description,
+        scheme=drafter.name if drafter is not None else NONE,
+        step_floor_us=opened.step_floor_us,
     )
 
 
 def open_backend(choice: ModelChoice, graph: Graph, checkpoint: Checkpoint) -> OpenedBackend:
     """The backend that the user named, and no other."""
     if choice.backend is BackendChoice.REFERENCE:
-        return open_reference(graph, checkpoint, rounds_per_launch=ROUNDS_PER_LAUNCH)
+        return open_reference(
+            graph,
+            checkpoint,
+            rounds_per_launch=ROUNDS_PER_LAUNCH,
+            devices=jax.devices() if choice.launch is not None else None,
+        )
     interpreted = choice.backend is BackendChoice.INTERPRET
     tp = choice.tp or (1 if interpreted else None)
     target = choose_topology(graph, choice.target, tp)
@@ -224,7 +295,53 @@ def open_backend(choice: ModelChoice, graph: Graph, checkpoint: Checkpoint) -> O
         tp=tp or target.topology.devices,
         rounds_per_launch=ROUNDS_PER_LAUNCH,
         packed=choice.packed,
+        say=lambda line: None if choice.quiet else print(f"mkc: {line}", file=sys.stderr),
     )
+
+
+def launch_of(
+    wanted: bool,
+    *,
+    coordinator: str | None,
+    processes: int | None,
+    process: int | None,
+    timeout: int,
+) -> distributed.Launch | None:
+    """What the options about processes say; None without `--distributed`.
+
+    Raises:
+      ProcessOptionError: they contradict each other.
+    """
+    launch = distributed.Launch(
+        coordinator=coordinator, processes=processes, process=process, timeout=timeout
+    )
+    if launch.explicit and not wanted:
+        raise ProcessOptionError(
+            problem="--coordinator, --processes and --process without --distributed",
+            expected="them only where several processes run one model",
+            hint="Add --distributed, or leave them out",
+        )
+    return launch if wanted else None
+
+
+def fingerprint(graph: Graph, choice: ModelChoice) -> str:
+    """What has to be the same in all processes, in a few words."""
+    digest = blake2b(print_graph(graph).encode(), digest_size=8).hexdigest()
+    parts = [f"graph {digest}", f"context {graph.context}", f"backend {choice.backend}"]
+    if choice.backend is not BackendChoice.REFERENCE:
+        parts += [f"target {choice.target}", f"tp {choice.tp or 'all'}"]
+    return ", ".join(parts)
+
+
+def lead_or_follow(backend: Backend) -> Backend:
+    """In process 0 a backend of all processes; the others follow it, and end with it."""
+    messages = distributed.Channel()
+    if not distributed.is_leader():
+        distributed.follow(backend, messages)
+        raise typer.Exit
+    leading = distributed.LeadingBackend(backend, messages)
+    atexit.register(leading.close)  # however this process ends, the others do not wait for it
+    return leading
 
 
 def prepare_jax(choice: ModelChoice) -> None:
@@ -237,9 +354,18 @@ def prepare_jax(choice: ModelChoice) -> None:
     os.environ["XLA_FLAGS"] = " ".join([given, *added]).strip()
     if choice.backend is not BackendChoice.TPU and "JAX_PLATFORMS" not in os.environ:
         jax.config.update("jax_platforms", "cpu")
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        jax.config.update("jax_compilation_cache_dir", str(CACHE_FOLDER.expanduser()))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+    cache = cache_folder()
+    if cache is not None:
+        jax.config.update("jax_compilation_cache_dir", str(cache))
+        # The many small programs that place weights take most of the time to open a small model.
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def cache_folder() -> Path | None:
+    """Where mkc has compiled programs kept; None where JAX was told, or nothing is to be kept."""
+    chosen = os.environ.get(CACHE_VARIABLE) or str(CACHE_FOLDER)
+    told = "JAX_COMPILATION_CACHE_DIR" in os.environ
+    return None if told or chosen == CACHE_OFF else Path(chosen).expanduser()
 
 
 def default_checkpoint() -> str:
@@ -301,9 +427,14 @@ def sampling_of(
 def statistics_line(statistics: SequenceStatistics) -> str:
     """What one answer took, in a line."""
     cached = f" ({statistics.cached_tokens} cached)" if statistics.cached_tokens else ""
+    drafts = (
+        f"{statistics.accepted} of {statistics.drafted} drafted tokens accepted"
+        if statistics.drafted
+        else "no draft"
+    )
     return (
         f"{statistics.prompt_tokens} prompt tokens{cached}, first token after "
         f"{statistics.prefill_seconds:.2f} s, {statistics.output_tokens} tokens in "
-        f"{statistics.rounds} rounds of {statistics.launches} launches, "
+        f"{statistics.rounds} rounds of {statistics.launches} launches ({drafts}), "
         f"{statistics.tokens_per_second:.1f} tokens/s"
     )

@@ -18,8 +18,10 @@ from rich.progress import TimeRemainingColumn
 from rich.progress import TransferSpeedColumn
 
 from mkc.cli.lookup import model_graph
+from mkc.cli.speculation import DraftOption
 from mkc.driver import choose_topology
 from mkc.driver import lower_graph
+from mkc.errors import NoDraftsError
 from mkc.runtime.checkpoint import Checkpoint
 from mkc.runtime.checkpoint import CheckReport
 from mkc.runtime.container import PackResult
@@ -39,6 +41,7 @@ def pack_command(
         str, typer.Option(help="Checkpoint folder, or OWNER/NAME of the Hugging Face hub.")
     ],
     out: Annotated[Path, typer.Option(help="Folder to write; continued when it is not finished.")],
+    draft: DraftOption = None,
     target: Annotated[
         str, typer.Option(help="GENERATION or GENERATION:TOPOLOGY, see `mkc targets`.")
     ] = "tpu7x:2x2x1",
@@ -64,6 +67,8 @@ def pack_command(
 
     Run it again to continue after a kill or a full disk. HF_HUB_OFFLINE=1 keeps it off the network.
     """
+    if draft is not None:
+        raise NoDraftsError(what="the kernel", hint="Pack without --draft")
     checkpoint = Checkpoint.open(weights, revision=revision)
     graph = model_graph(
         model, batch=BATCH, context=CONTEXT, config_path=config or checkpoint.folder

@@ -11,15 +11,20 @@ import typer
 from mkc.cli.generation import BackendChoice
 from mkc.cli.generation import BackendOption
 from mkc.cli.generation import ContextOption
+from mkc.cli.generation import CoordinatorOption
+from mkc.cli.generation import DistributedOption
 from mkc.cli.generation import MaxTokensOption
 from mkc.cli.generation import MinPOption
 from mkc.cli.generation import ModelChoice
 from mkc.cli.generation import ModelOption
 from mkc.cli.generation import PackedOption
+from mkc.cli.generation import ProcessesOption
+from mkc.cli.generation import ProcessOption
 from mkc.cli.generation import QuietOption
 from mkc.cli.generation import RevisionOption
 from mkc.cli.generation import SeedOption
 from mkc.cli.generation import Session
+from mkc.cli.generation import StartTimeoutOption
 from mkc.cli.generation import TargetOption
 from mkc.cli.generation import TemperatureOption
 from mkc.cli.generation import ThinkOption
@@ -27,10 +32,14 @@ from mkc.cli.generation import TopKOption
 from mkc.cli.generation import TopPOption
 from mkc.cli.generation import TpOption
 from mkc.cli.generation import WeightsOption
+from mkc.cli.generation import launch_of
 from mkc.cli.generation import open_session
 from mkc.cli.generation import sampling_of
 from mkc.cli.generation import statistics_line
 from mkc.cli.output import json_text
+from mkc.cli.speculation import DraftOption
+from mkc.cli.speculation import SpecOption
+from mkc.runtime.distributed import START_SECONDS
 from mkc.runtime.request import Delta
 from mkc.runtime.request import FinishReason
 from mkc.runtime.request import Request
@@ -48,6 +57,8 @@ def run_command(
     weights: WeightsOption = None,
     revision: RevisionOption = None,
     packed: PackedOption = None,
+    spec: SpecOption = None,
+    draft: DraftOption = None,
     backend: BackendOption = BackendChoice.REFERENCE,
     target: TargetOption = "tpu7x",
     tp: TpOption = None,
@@ -67,6 +78,11 @@ def run_command(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Print times on stderr.")] = False,
     quiet: QuietOption = False,
+    distributed: DistributedOption = False,
+    coordinator: CoordinatorOption = None,
+    processes: ProcessesOption = None,
+    process: ProcessOption = None,
+    start_timeout: StartTimeoutOption = START_SECONDS,
 ) -> None:
     """Answer one prompt. Text appears on stdout as it is generated, thoughts are left out."""
     session = open_session(
@@ -79,6 +95,15 @@ def run_command(
             target=target,
             tp=tp,
             context=context,
+            spec=spec,
+            draft=draft,
+            launch=launch_of(
+                distributed,
+                coordinator=coordinator,
+                processes=processes,
+                process=process,
+                timeout=start_timeout,
+            ),
         ),
         quiet=quiet,
     )
@@ -138,7 +163,7 @@ def chat_request(
         tokens=prompt.ids,
         sampling=sampling,
         max_tokens=max_tokens,
-        output=session.chat.output(prompt, stops=stops),
+        output=session.chat.output(prompt, tools=asked.tools or None, stops=stops),
     )
 
 

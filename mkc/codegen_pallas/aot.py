@@ -52,6 +52,7 @@ class AotResult:
       seconds: wall time of the whole process.
       lower_seconds, compile_seconds: its two parts inside JAX.
       bundles: instruction bundles of the kernel's machine code.
+      argument_bytes: HBM of all arguments, per device.
       aliased_bytes: arguments whose memory is that of a result, per device: what changes in place.
       temporary_bytes: HBM that the program needs besides its arguments and results, per device.
       peak_bytes: largest resident memory of the process.
@@ -66,6 +67,7 @@ class AotResult:
     lower_seconds: float = 0.0
     compile_seconds: float = 0.0
     bundles: int = 0
+    argument_bytes: int = 0
     aliased_bytes: int = 0
     temporary_bytes: int = 0
     peak_bytes: int = 0
@@ -239,6 +241,7 @@ def _compile(request: _Request) -> AotResult:
         lower_seconds=lowered_at - start,
         compile_seconds=compiled_at - lowered_at,
         bundles=count_bundles(Path(request.dump_path), module.NAME),
+        argument_bytes=memory.argument_size_in_bytes,
         aliased_bytes=memory.alias_size_in_bytes,
         temporary_bytes=memory.temp_size_in_bytes,
         peak_bytes=_peak_bytes(),

@@ -63,6 +63,7 @@ FUNCTIONS = {
     ops.Activation.GELU_TANH: "support.gelu_tanh",
     ops.Activation.NEGATE: "support.negate",
 }
+POSITIONS = "support.positions_column(m.positions, BATCH, ROWS)"
 SIGNS = {ops.BinaryKind.ADD: "+", ops.BinaryKind.SUB: "-", ops.BinaryKind.MUL: "*"}
 
 type Operands = tuple[Operand, ...]
@@ -103,8 +104,7 @@ def rotary_table(
     op: ops.RotaryTable, operands: Operands, context: EmitContext
 ) -> tuple[Emitted, ...]:
     """One call with two results."""
-    positions = "support.positions_column(m.positions, BATCH, ROWS)"
-    return (Emitted(code=f"support.rotary_table({positions}, {context.constant})"),)
+    return (Emitted(code=f"support.rotary_table({POSITIONS}, {context.constant})"),)
 
 
 @EMIT.register(ops.Rotary)
@@ -127,7 +127,7 @@ def causal_conv(
     taps = ", ".join(context.taps)
     code = (
         f"support.causal_conv({stream}, {cursor}, {operands[0].code}, ({taps}), "
-        f"activation={activation})"
+        f"positions={POSITIONS}, activation={activation})"
     )
     return (Emitted(code=code),)
 

@@ -307,6 +307,7 @@ class PhaseWriter:
             "cursor = support.delta_rule(",
             f"    m.{phase.stream},",
             f"    c.{phase.stream},",
+            "    m.positions,",
             f"    q={self.view(phase.q)},",
             f"    k={self.view(phase.k)},",
             f"    v={self.view(phase.v)},",
@@ -332,7 +333,6 @@ class PhaseWriter:
             f"    k={self.view(phase.k)},",
             f"    v={self.view(phase.v)},",
             f"    out={self.view(phase.output)},",
-            "    batch=BATCH,",
             f"    heads={phase.heads},",
             f"    kv_heads={phase.kv_heads},",
             f"    head_dim={phase.head_dim},",
@@ -377,7 +377,12 @@ class PhaseWriter:
         return [*lines, *_meeting(phase.meets), "return c"]
 
     def argmax(self, phase: ArgmaxPhase) -> list[str]:
-        lines = [
+        lines = []
+        if phase.masks:
+            lines.append(
+                f"support.mask_tokens({self.view(phase.logits)}, {masks_memory(phase.masks)})"
+            )
+        lines += [
             f"best, index = support.local_argmax({self.view(phase.logits)}, {phase.columns})",
         ]
         if phase.exchange:
@@ -396,6 +401,11 @@ class PhaseWriter:
             ]
         lines.append("support.store_tokens(index, m.next_token, BATCH)")
         return [*lines, *_meeting(phase.meets), "return c"]
+
+
+def masks_memory(operand: str) -> str:
+    """Token masks in HBM and VMEM, and the semaphore of their copy."""
+    return f"m.{operand}, m.{operand}_block, m.{operand}_sem.at[0]"
 
 
 def _meeting(meets: bool) -> list[str]:

@@ -8,6 +8,7 @@ from mkc.codegen_pallas.formatting import format_source
 from mkc.codegen_pallas.notes import phase_notes
 from mkc.codegen_pallas.phases import INDENT
 from mkc.codegen_pallas.phases import PhaseWriter
+from mkc.codegen_pallas.phases import masks_memory
 from mkc.codegen_pallas.phases import needs_last
 from mkc.codegen_pallas.phases import param_word
 from mkc.ir.types import DType
@@ -16,6 +17,7 @@ from mkc.passes.p50_residency import exchange_buffers
 from mkc.passes.steps import StepGraph
 from mkc.schedule.program import ROUNDS
 from mkc.schedule.program import TAPE_LANES
+from mkc.schedule.program import ArgmaxPhase
 from mkc.schedule.program import EmbedPhase
 from mkc.schedule.program import Loop
 from mkc.schedule.program import MatmulPhase
@@ -146,7 +148,7 @@ def _rounds(program: Program) -> str:
     """The tape runs on from round to round; the small streams start anew in each."""
     inner = [
         "index, tape, _ = carry",
-        f'last_{ROUNDS} = {{"{ROUNDS}": index == m.rounds[0] - 1}}',
+        f'last_{ROUNDS} = {{"{ROUNDS}": index == longest - 1}}',
         *[line.removeprefix(INDENT) for line in _start(program)],
         *_body_lines(program.body, Loop(name=ROUNDS, count=program.rounds_per_launch, body=())),
         *[line.removeprefix(INDENT) for line in _end(program)],
@@ -155,8 +157,10 @@ def _rounds(program: Program) -> str:
     ]
     lines = [
         "def step(m):",
-        '    """Rounds until `m.rounds` have run or every sequence has emitted a stop token."""',
-        "    support.begin_rounds(m, tokens=m.tokens_in, positions=m.positions_in, batch=BATCH)",
+        '    """Rounds until every sequence has had its own, or emitted one of its stop ids."""',
+        "    longest, running = support.begin_rounds(",
+        "        m, tokens=m.tokens_in, positions=m.positions_in, batch=BATCH",
+        "    )",
         f"    tape = support.tape_prologue(m.tape, {program.tape.prologue})",
         "    support.entry_barrier(RANKS)",
         "",
@@ -164,11 +168,11 @@ def _rounds(program: Program) -> str:
         *[INDENT * 2 + line if line else "" for line in inner],
         "",
         "    def goes_on(carry):",
-        "        return (carry[0] < m.rounds[0]) & carry[2]",
+        "        return (carry[0] < longest) & carry[2]",
         "",
-        "    first = (jnp.int32(0), tape, jnp.bool_(True))",
+        "    first = (jnp.int32(0), tape, running)",
         "    count, tape, _ = lax.while_loop(goes_on, one_round, first)",
-        "    unused = count < m.rounds[0]  # a round whose loads were started does not come",
+        "    unused = count < longest  # a round whose loads were started does not come",
         f"    support.tape_drain(m.tape, tape, {program.tape.prologue}, unused)",
         "    m.count[0] = count",
     ]
@@ -176,7 +180,7 @@ def _rounds(program: Program) -> str:
 
 
 def _start(program: Program) -> list[str]:
-    """The cursors: streams and caches start with the round, the tape goes on."""
+    """The cursors: streams, caches and masks start with the round, the tape goes on."""
     lines = ["    c = Cursors(", "        tape=tape,"]
     for stream in program.streams:
         lines.append(f"        {stream.name}=support.stream_prologue(m.{stream.name}),")
@@ -184,7 +188,9 @@ def _start(program: Program) -> list[str]:
         lines.append(
             f"        {cache.name}=support.kv_prologue(m.{cache.name}, m.positions, BATCH),"
         )
-    return [*lines, "    )"]
+    lines.append("    )")
+    masks = [one.masks for one in program.phases() if isinstance(one, ArgmaxPhase) and one.masks]
+    return [*lines, *(f"    support.fetch_masks({masks_memory(one)})" for one in masks)]
 
 
 def _end(program: Program) -> list[str]:
@@ -194,7 +200,9 @@ def _end(program: Program) -> list[str]:
         for stream in program.streams
         if stream.writes_back
     ]
-    lines += [f"    support.kv_drain(m.{cache.name}, BATCH)" for cache in program.caches]
+    lines += [
+        f"    support.kv_drain(m.{cache.name}, m.positions, BATCH)" for cache in program.caches
+    ]
     if program.logits is not None:
         lines.append(
             f"    support.copy_out(m.{program.logits.buffer}, m.logits, m.logits_sem.at[0])"
@@ -278,6 +286,7 @@ def _memory(program: Program) -> str:
             f"        key_new=m.{cache.name}_key_new,",
             f"        value_new=m.{cache.name}_value_new,",
             f"        written=m.{cache.name}_written,",
+            f"        awake=m.{cache.name}_awake,",
             f"        layers={cache.layers},",
             f"        slots={cache.slots},",
             f"        tile={cache.tile},",
@@ -300,8 +309,7 @@ def scratch(program: Program) -> list[tuple[str, str, tuple[int, ...]]]:
     ]
     if program.rounds_per_launch > 1:
         found += [
-            (name, "scalars", (program.batch,))
-            for name in ("round_tokens", "round_positions", "stopped")
+            (name, "scalars", (program.batch,)) for name in ("round_tokens", "round_positions")
         ]
     for stream in program.streams:
         found.append(
@@ -320,6 +328,7 @@ def scratch(program: Program) -> list[tuple[str, str, tuple[int, ...]]]:
             (f"{cache.name}_key_new", DType.BF16.value, new),
             (f"{cache.name}_value_new", DType.BF16.value, new),
             (f"{cache.name}_written", "dma", (2, cache.batch)),
+            (f"{cache.name}_awake", "scalars", (cache.batch,)),
         ]
     for exchange in program.exchanges:
         for suffix, shape, dtype in exchange_buffers(exchange, program.ranks):
@@ -336,6 +345,10 @@ def scratch(program: Program) -> list[tuple[str, str, tuple[int, ...]]]:
                 (f"{phase.id}_blocks", DType.BF16.value, (program.batch, EMBED_ROWS, width))
             )
             found.append((f"{phase.id}_sem", "dma", (1,)))
+    for operand in program.operands:
+        if operand.role == "token_masks":
+            found.append((f"{operand.name}_block", operand.dtype.value, operand.shape))
+            found.append((f"{operand.name}_sem", "dma", (1,)))
     if program.logits is not None:
         found.append(("logits_sem", "dma", (1,)))
     return found

@@ -12,6 +12,10 @@ anything that is not an `MkcError` is a fault of mkc itself. Codes are never giv
     E31x  packed weights
     E32x  tokenizers, chat templates, stop strings
     E33x  generation
+    E34x  plan folders and pictures
+    E35x  several processes
+    E36x  tasks of an evaluation
+    E37x  verification: plans and kernel files
 """
 
 from __future__ import annotations
@@ -25,6 +29,14 @@ from mkc.errors.checkpoint import PackedDamagedError
 from mkc.errors.checkpoint import PackedFolderError
 from mkc.errors.checkpoint import PackedMismatchError
 from mkc.errors.checkpoint import SafetensorsError
+from mkc.errors.distributed import CoordinatorError
+from mkc.errors.distributed import LauncherError
+from mkc.errors.distributed import ProcessesDifferError
+from mkc.errors.distributed import ProcessLostError
+from mkc.errors.distributed import ProcessOptionError
+from mkc.errors.evaluation import BadLine
+from mkc.errors.evaluation import ServerAnswerError
+from mkc.errors.evaluation import TaskFileError
 from mkc.errors.generation import BackendError
 from mkc.errors.generation import GenerationOptionError
 from mkc.errors.generation import NotFiniteLogitsError
@@ -40,6 +52,13 @@ from mkc.errors.graph import TextError
 from mkc.errors.graph import TraceError
 from mkc.errors.graph import UnsupportedGraphError
 from mkc.errors.graph import UnsupportedOpError
+from mkc.errors.plan import EmitError
+from mkc.errors.plan import MissingPackageError
+from mkc.errors.plan import PicturesError
+from mkc.errors.plan import PlanDamagedError
+from mkc.errors.plan import PlanFolderError
+from mkc.errors.plan import PlanVersionError
+from mkc.errors.plan import UnknownDecisionError
 from mkc.errors.request import AheadOfTimeError
 from mkc.errors.request import BatchError
 from mkc.errors.request import ConfigError
@@ -49,6 +68,8 @@ from mkc.errors.request import ConfigValueError
 from mkc.errors.request import ContextError
 from mkc.errors.request import DeviceCountError
 from mkc.errors.request import HbmError
+from mkc.errors.request import HbmPart
+from mkc.errors.request import HbmPlanError
 from mkc.errors.request import LiveBuffer
 from mkc.errors.request import ModelFileError
 from mkc.errors.request import OutputError
@@ -59,6 +80,9 @@ from mkc.errors.request import UnknownModelError
 from mkc.errors.request import UnknownTargetError
 from mkc.errors.request import UnsupportedFeatureError
 from mkc.errors.request import VmemError
+from mkc.errors.speculation import DraftMismatchError
+from mkc.errors.speculation import NoDraftsError
+from mkc.errors.speculation import SchemeOptionError
 from mkc.errors.text import ChatMessageError
 from mkc.errors.text import ChatOptionError
 from mkc.errors.text import ChatTemplateError
@@ -67,10 +91,13 @@ from mkc.errors.text import TextFormatError
 from mkc.errors.text import TokenizerFileError
 from mkc.errors.text import TokenizerVocabularyError
 from mkc.errors.text import UnsupportedTokenizerError
+from mkc.errors.verify import KernelFileError
+from mkc.errors.verify import ProofError
 
 __all__ = [
     "AheadOfTimeError",
     "BackendError",
+    "BadLine",
     "BatchError",
     "ChatMessageError",
     "ChatOptionError",
@@ -82,14 +109,23 @@ __all__ = [
     "ConfigKeyError",
     "ConfigValueError",
     "ContextError",
+    "CoordinatorError",
     "DeviceCountError",
     "DiskFullError",
+    "DraftMismatchError",
+    "EmitError",
     "GenerationOptionError",
     "GraphError",
     "HbmError",
+    "HbmPart",
+    "HbmPlanError",
+    "KernelFileError",
+    "LauncherError",
     "LiveBuffer",
+    "MissingPackageError",
     "MkcError",
     "ModelFileError",
+    "NoDraftsError",
     "NoTokenAllowedError",
     "NotFiniteLogitsError",
     "OutputError",
@@ -98,21 +134,33 @@ __all__ = [
     "PackedMismatchError",
     "ParamNameError",
     "PassSpecError",
+    "PicturesError",
     "Place",
+    "PlanDamagedError",
+    "PlanFolderError",
+    "PlanVersionError",
+    "ProcessLostError",
+    "ProcessOptionError",
+    "ProcessesDifferError",
     "PromptLengthError",
     "PromptTokenError",
+    "ProofError",
     "RegistrationError",
     "RoundsError",
     "SafetensorsError",
+    "SchemeOptionError",
+    "ServerAnswerError",
     "ShapeError",
     "ShardingError",
     "StopStringError",
+    "TaskFileError",
     "TextError",
     "TextFormatError",
     "TileError",
     "TokenizerFileError",
     "TokenizerVocabularyError",
     "TraceError",
+    "UnknownDecisionError",
     "UnknownModelError",
     "UnknownTargetError",
     "UnsupportedFeatureError",

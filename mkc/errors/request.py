@@ -379,6 +379,39 @@ class HbmError(MkcError):
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class HbmPart:
+    """A part of a device's memory.
+
+    Attributes:
+      origin: how its size is known.
+    """
+
+    name: str
+    bytes: int
+    origin: str
+
+
+class HbmPlanError(MkcError):
+    """What serving a model takes does not fit the memory of a device."""
+
+    code: ClassVar[str] = "E152"
+
+    def __init__(self, *, target: str, limit_bytes: int, parts: Sequence[HbmPart]) -> None:
+        needed = sum(one.bytes for one in parts)
+        lines = "".join(
+            f"\n  {one.bytes / GIB:8.2f} GiB  {one.name}  ({one.origin})"
+            for one in sorted(parts, key=lambda one: -one.bytes)
+            if one.bytes
+        )
+        super().__init__(
+            f"target '{target}': serving the model takes {needed / GIB:.2f} GiB of each device's "
+            f"memory, and it has {limit_bytes / GIB:.2f} GiB: "
+            f"{(needed - limit_bytes) / GIB:.2f} GiB too much. Lower --context or the number of "
+            f"sequences, or choose a target with more devices. It would hold:{lines}"
+        )
+
+
 # Output and the TPU compiler.
 
 

@@ -57,6 +57,8 @@ def external_operands(graph: StepGraph, step: Step) -> list[str]:
 
 def defined_values(step: Step) -> list[str]:
     """Base values a step defines."""
+    if step.kind is StepKind.ARGMAX:
+        return [step.nodes[-1].results[0].name]  # masks are applied in place
     if step.output:
         return [step.output] if len(step.nodes) > 1 else [step.nodes[0].results[0].name]
     return [value.name for node in step.nodes for value in node.results]
@@ -69,7 +71,7 @@ def lifetimes(graph: StepGraph) -> list[Lifetime]:
     groups = _Groups()
     end = _scan(graph, graph.body, 0, uses, loops, groups)
     tokens = {
-        step.nodes[0].results[0].name for step in graph.steps() if step.kind is StepKind.ARGMAX
+        step.nodes[-1].results[0].name for step in graph.steps() if step.kind is StepKind.ARGMAX
     }
     for name in graph.sharded.graph.outputs.values():
         base = graph.resolve(name).base

@@ -10,22 +10,40 @@ from mkc.passes.steps import StepKind
 from mkc.schedule.program import STOP_IDS
 from mkc.schedule.program import TAPE_LANES
 from mkc.schedule.program import Operand
+from mkc.schedule.program import mask_lanes
 
 
 def kernel_operands(
-    graph: StepGraph, tiles: Tiles, residency: Residency, rounds: int
+    graph: StepGraph, tiles: Tiles, residency: Residency, rounds: int, padded_rows: int
 ) -> tuple[Operand, ...]:
     """In the order of the call: inputs, weights, then what the kernel updates."""
     local = graph.sharded.graph
     found = [
         _scalars("tokens", local.batch, "token ids of this step"),
-        _scalars("positions", local.batch, "position of each sequence"),
+        _scalars("positions", local.batch, "of each sequence; one with a negative position rests"),
     ]
     if rounds > 1:
         found += [
-            _scalars("rounds", 1, "steps of this launch, at most what the kernel was made for"),
-            _scalars("stop_ids", STOP_IDS, "a sequence ends with any of these; -1 for none"),
+            _scalars("rounds", local.batch, "steps of each sequence in this launch, at least 1"),
+            _scalars(
+                "stop_ids",
+                local.batch * STOP_IDS,
+                f"{STOP_IDS} ids that end each sequence; -1 for none",
+            ),
         ]
+    for step in graph.steps():
+        if step.kind is StepKind.ARGMAX and len(step.nodes) > 1:
+            columns = graph.resolve(step.nodes[-1].operands[0]).width
+            found.append(
+                Operand(
+                    name=step.nodes[0].operands[1],
+                    role="token_masks",
+                    shape=(padded_rows, mask_lanes(columns)),
+                    dtype=DType.I32,
+                    updated=False,
+                    purpose="which tokens each sequence may emit, a bit for each column",
+                )
+            )
     found.append(
         Operand(
             name="tape",

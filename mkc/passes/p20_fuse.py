@@ -36,7 +36,21 @@ from mkc.schedule.program import TAPE_LANES
 
 # Names of the generated kernel that a loop's function must not hide.
 RESERVED = frozenset(
-    ("c", "carry", "count", "functools", "index", "jnp", "lax", "m", "support", "tape", ROUNDS)
+    (
+        "c",
+        "carry",
+        "count",
+        "functools",
+        "index",
+        "jnp",
+        "lax",
+        "longest",
+        "m",
+        "running",
+        "support",
+        "tape",
+        ROUNDS,
+    )
 )
 NARROW_ROWS = 16  # weight rows of a narrow matmul are padded to a bf16 tile
 
@@ -106,6 +120,7 @@ class _Cutter:
         steps: list[Step | StepLoop] = []
         pending: list[Node] = []
         done: set[int] = set()
+        masks: list[Node] = []  # of the argmax that follows
 
         def flush() -> None:
             if pending:
@@ -118,6 +133,8 @@ class _Cutter:
                 steps.append(self.loop(item))
             elif id(item) in done or self.alias(item):
                 continue
+            elif isinstance(item.op, ops.MaskTokens):
+                masks.append(self.in_place(item))
             elif isinstance(item.op, ops.Linear):
                 flush()
                 group = [
@@ -134,9 +151,19 @@ class _Cutter:
                     pending.append(item)
                 else:
                     flush()
-                    steps.append(Step(id="", kind=kind, nodes=(item,)))
+                    steps.append(Step(id="", kind=kind, nodes=(*masks, item)))
+                    masks.clear()
         flush()
         return tuple(steps)
+
+    def in_place(self, node: Node) -> Node:
+        """The node, whose result takes the place of its first operand."""
+        (result,) = node.results
+        base = self.aliases.get(node.operands[0]) or Alias(
+            base=node.operands[0], start=0, width=self.widths[node.operands[0]]
+        )
+        self.aliases[result.name] = base
+        return node
 
     def check_lookup(self, node: Node) -> None:
         """The kernel looks step inputs up, in tables that all layers share."""

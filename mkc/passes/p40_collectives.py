@@ -79,7 +79,7 @@ class ChooseCollectives:
         plans: dict[str, ExchangePlan] = {}
         sites = _exchange_sites(graph)
         reduces = [one for one in sites if one.kind is StepKind.ALL_REDUCE]
-        argmaxes = [one for one in sites if isinstance(one.nodes[0].op, ops.ShardedArgmax)]
+        argmaxes = [one for one in sites if isinstance(one.nodes[-1].op, ops.ShardedArgmax)]
         neighbours = _Neighbours()
         first, last = neighbours.visit(graph.body)
         if rounds > 1 and not argmaxes:

@@ -38,6 +38,7 @@ from mkc.schedule.program import Buffer
 from mkc.schedule.program import ExchangePlan
 from mkc.schedule.program import StreamPlan
 from mkc.schedule.program import View
+from mkc.schedule.program import mask_lanes
 from mkc.targets import Target
 
 EMBED_ROWS = 16  # a table row is read with its aligned block of bf16 rows
@@ -110,6 +111,7 @@ class Place:
             *_region_allocations(buffers, target),
             *_exchange_allocations(collectives.exchanges, graph.sharded.ranks, target),
             *_embed_allocations(graph, target),
+            *_mask_allocations(graph, padded_rows, target),
         ]
         reserve = self.reserve_bytes or target.vmem.reserve_bytes
         limit = target.vmem.usable_bytes - reserve
@@ -358,3 +360,14 @@ def _embed_allocations(graph: StepGraph, target: Target) -> list[Allocation]:
         for step in graph.steps()
         if step.kind is StepKind.EMBED
     ]
+
+
+def _mask_allocations(graph: StepGraph, padded_rows: int, target: Target) -> list[Allocation]:
+    found = []
+    for step in graph.steps():
+        if step.kind is StepKind.ARGMAX and len(step.nodes) > 1:
+            lanes = mask_lanes(graph.resolve(step.nodes[-1].operands[0]).width)
+            size = target.padded_bytes((padded_rows, lanes), DType.I32.bytes)
+            name = f"{step.nodes[0].operands[1]}_block"
+            found.append(Allocation(name=name, bytes=size, op="masks of allowed tokens"))
+    return found

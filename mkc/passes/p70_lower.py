@@ -81,7 +81,7 @@ class Lower:
             rows=local.rows,
             padded_rows=padded_rows,
             context=local.context,
-            operands=kernel_operands(graph, tiles, residency, self.rounds),
+            operands=kernel_operands(graph, tiles, residency, self.rounds, padded_rows),
             buffers=residency.buffers,
             streams=streams.streams,
             caches=streams.caches,
@@ -287,7 +287,7 @@ class _Lowering:
         )
 
     def argmax(self, step: Step) -> Phase:
-        (node,) = step.nodes
+        *masked, node = step.nodes
         choice = self.collectives.steps.get(step.id)
         logits = self.view(node.operands[0])
         return ArgmaxPhase(
@@ -296,6 +296,7 @@ class _Lowering:
             location=node.location,
             logits=logits,
             columns=logits.width,
+            masks=masked[0].operands[1] if masked else "",
             exchange=choice.exchange if choice else None,
             meets=choice.meets if choice else False,
         )

@@ -128,6 +128,14 @@ def attention(op: ops.Attention, operands: Operands, context: ShardContext) -> R
     return Rule(operands=(q, k, k, REPLICATED), states=(k, k), results=(q,))
 
 
+@SHARD.register(ops.MaskTokens)
+def mask_tokens(op: ops.MaskTokens, operands: Operands, context: ShardContext) -> Rule:
+    """The masks cover the columns of all ranks; each applies the bits of its own."""
+    x = known(operands[0])
+    ranks = 1 if x.axis is None else context.ranks
+    return Rule(operands=(x, REPLICATED), results=(x,), op=replace(op, ranks=ranks))
+
+
 @SHARD.register(ops.Argmax)
 def argmax(op: ops.Argmax, operands: Operands, context: ShardContext) -> Rule:
     """A divided last axis needs the exchange of every rank's best."""

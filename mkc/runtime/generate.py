@@ -13,6 +13,7 @@ from time import perf_counter
 from mkc.errors import PromptLengthError
 from mkc.errors import PromptTokenError
 from mkc.runtime.backends.backend import Backend
+from mkc.runtime.backends.backend import DraftingBackend
 from mkc.runtime.prefix_cache import PrefixCache
 from mkc.runtime.request import Delta
 from mkc.runtime.request import Output
@@ -20,7 +21,9 @@ from mkc.runtime.request import Request
 from mkc.runtime.request import SequenceStatistics
 from mkc.runtime.sampling import SEED_BITS
 from mkc.runtime.sampling import Choice
+from mkc.runtime.sampling import SamplingParams
 from mkc.runtime.sequence import RunningSequence
+from mkc.runtime.shards import Array
 from mkc.runtime.text.detokenizer import Detokenizer
 from mkc.runtime.text.formats import TagFormat
 from mkc.runtime.text.output import OutputStream
@@ -43,6 +46,7 @@ class Generator:
 
     Attributes:
       chunk_rows: prompt tokens fed between two decode rounds of the other sequences.
+      drafts: let a backend that can draft do it; may be changed between two calls.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class Generator:
         self.chunk_rows = rows if chunk_rows is None else chunk_rows
         assert prefix_cache is None or prefix_cache.rows == self.chunk_rows, "chunks differ"
         known = tokenizer.stop_ids if tokenizer is not None else ()
+        self.drafts = True
         self.stop_ids = frozenset(known if stop_ids is None else stop_ids)
         self._new_seed = new_seed
         self._clock = clock
@@ -244,15 +249,34 @@ class Generator:
 
     def _launch(self, ready: list[RunningSequence], count: int | None) -> None:
         """Decode rounds for sequences that have a token to feed."""
-        tokens, positions = [0] * self.backend.batch, [0] * self.backend.batch
-        active = [False] * self.backend.batch
+        slots = self.backend.batch
+        masks: list[Array | None] = [None] * slots
         for one in ready:
+            if not one.needs_logits:  # for others the host applies it, after their biases
+                masks[one.slot] = one.token_mask()
+        going = [one for one in ready if one.finish is None]
+        if not going:
+            return
+        if any(one.is_restricted for one in going):
+            count = 1
+        tokens, positions = [0] * slots, [0] * slots
+        active = [False] * slots
+        rounds = [1] * slots
+        stop_ids: list[list[int]] = [[] for _ in range(slots)]
+        for one in going:
             tokens[one.slot] = one.output[-1]
             positions[one.slot] = one.position
             active[one.slot] = True
-        if any(one.needs_logits for one in ready):
-            result = self.backend.step(tokens, positions, active)
-            for one in ready:
+            rounds[one.slot] = self._launch_rounds(one, count)
+            # A launch looks for so many; the host for all of them.
+            stop_ids[one.slot] = sorted(one.stop_ids)[: self.backend.stop_ids_per_launch]
+        may_draft = self.drafts and all(one.needs_no_host for one in going)
+        if may_draft and isinstance(self.backend, DraftingBackend):
+            rows = tokens, positions, active
+            self._speculate(self.backend, going, rows, max(rounds), stop_ids)
+        elif any(one.needs_logits for one in going):
+            result = self.backend.step(tokens, positions, active, masks=masks)
+            for one in going:
                 one.statistics.rounds += 1
                 if one.needs_logits:
                     one.choose(result.logits[one.slot])
@@ -260,31 +284,52 @@ class Generator:
                     one.take(Choice(token=int(result.next_token[one.slot])))
         else:
             emitted = self.backend.greedy_rounds(
-                tokens,
-                positions,
-                active,
-                rounds=self._launch_rounds(ready, count),
-                stop_ids=self._launch_stops(ready),
+                tokens, positions, active, rounds=rounds, stop_ids=stop_ids, masks=masks
             )
-            for one in ready:
+            for one in going:
                 self._take_all(one, [int(token) for token in emitted[:, one.slot]])
-        for one in ready:
+        for one in going:
             one.statistics.launches += 1
 
-    def _launch_rounds(self, ready: list[RunningSequence], count: int | None) -> int:
-        """How many rounds one launch may run."""
-        # A shorter sequence may run on to no use, but never beyond the context.
-        return min(
-            self.backend.rounds_per_launch if count is None else count,
-            self.backend.rounds_per_launch,
-            max(one.remaining for one in ready),
-            min(self.backend.context - one.position for one in ready),
+    def _speculate(
+        self,
+        backend: DraftingBackend,
+        going: list[RunningSequence],
+        rows: tuple[list[int], list[int], list[bool]],
+        rounds: int,
+        stop_ids: list[list[int]],
+    ) -> None:
+        """Rounds with drafts; each may emit several tokens."""
+        slots = range(self.backend.batch)
+        by_slot = {one.slot: one for one in going}
+        launch = backend.speculate(
+            *rows,
+            rounds=rounds,
+            budgets=[by_slot[slot].remaining if slot in by_slot else 0 for slot in slots],
+            sampling=[
+                by_slot[slot].request.sampling if slot in by_slot else SamplingParams()
+                for slot in slots
+            ],
+            seeds=[by_slot[slot].seed if slot in by_slot else 0 for slot in slots],
+            stop_ids=stop_ids,
         )
+        for one in going:
+            for emitted, drafts in launch.of(one.slot):
+                if one.finish is not None:
+                    break
+                one.statistics.rounds += 1
+                one.statistics.drafted += drafts
+                before = one.statistics.output_tokens
+                for token in emitted:
+                    if one.finish is None:
+                        one.take(Choice(token=token))
+                taken = one.statistics.output_tokens - before
+                one.statistics.accepted += min(taken, len(emitted) - 1)
 
-    def _launch_stops(self, ready: list[RunningSequence]) -> list[int]:
-        """Ids that end every one of the sequences: a launch has one list for all."""
-        common = frozenset.intersection(*(one.stop_ids for one in ready))
-        return sorted(common)[: self.backend.stop_ids_per_launch]
+    def _launch_rounds(self, sequence: RunningSequence, count: int | None) -> int:
+        """How many rounds of one launch a sequence may run."""
+        most = self.backend.rounds_per_launch
+        return min(most if count is None else count, most, sequence.remaining)
 
     def _take_all(self, sequence: RunningSequence, tokens: list[int]) -> None:
         """Takes the tokens of a launch up to the end of the sequence."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import linecache
+from collections.abc import Callable
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -14,13 +16,18 @@ import numpy as np
 from jax.sharding import Mesh
 
 from mkc.codegen_pallas.support import operand_format
+from mkc.ir.token_masks import TOKEN_MASKS
 from mkc.passes.pipeline import Lowered
 from mkc.runtime.container import PackedWeights
 from mkc.runtime.pack import DTYPES
 from mkc.runtime.pack import LoadTensor
 from mkc.runtime.pack import Packer
+from mkc.runtime.placement import place_ranks
+from mkc.runtime.placement import to_host
 from mkc.runtime.shards import Array
 from mkc.runtime.state import StateLayout
+from mkc.runtime.token_masks import Masks
+from mkc.runtime.token_masks import kernel_masks
 from mkc.schedule.program import STOP_IDS
 
 NO_STOP = -1  # no token has this id
@@ -51,8 +58,8 @@ class StepResult:
 @dataclass(frozen=True, kw_only=True)
 class LaunchResult:
     """Attributes:
-    tokens: i32 [rounds, batch], what every round emitted.
-    rounds: how many ran; fewer than asked for when every sequence stopped.
+    tokens: i32 [rounds, batch], what every round emitted; -1 for a sequence that rested in it.
+    rounds: how many ran, at most those of the longest sequence.
     logits: f32 [batch, vocab] of the last round, None when they were not asked for.
     """
 
@@ -77,6 +84,7 @@ class KernelSession:
     mesh: Mesh
     interpret: Any
     operands: dict[str, jax.Array] = field(default_factory=dict)
+    _everything: jax.Array | None = None
 
     def __post_init__(self) -> None:
         self.module = load_module(self.source)
@@ -87,45 +95,28 @@ class KernelSession:
             sharded=self.lowered.steps.sharded,
             streams=self.lowered.residency.streams,
         )
-        self._shardings = {
-            operand.name: argument.sharding
-            for operand, argument in zip(
-                self.module.SPEC.operands,
-                self.module.abstract_arguments(self.mesh),
-                strict=True,
-            )
-        }
         self._formats = {
             operand.name: operand_format(operand, self.mesh, self.interpret)
             for operand in self.module.SPEC.operands
         }
 
+    def format_of(self, operand: str) -> Any:
+        """Sharding, and on a TPU the layout, with which an operand is placed."""
+        return self._formats[operand]
+
     def load_weights(self, load: LoadTensor) -> None:
-        """Packs all weights. `load` reads a checkpoint tensor by name."""
+        """Packs the weights of this process's ranks. `load` reads a checkpoint tensor by name."""
         packer = Packer(program=self.program, sharded=self.lowered.steps.sharded, load=load)
         for operand in self.program.operands:
             if operand.role in WEIGHT_ROLES:
                 ranks = 1 if operand.role == "table" else self.program.ranks
-                self.place(
-                    operand.name,
-                    [packer.operand(operand.name, rank) for rank in range(ranks)],
-                )
+                self.place_parts(operand.name, ranks, partial(packer.operand, operand.name))
 
     def load_packed(self, packed: PackedWeights) -> None:
         """Places packed weights; a rank's part goes from its file straight to its device."""
-        devices = list(self.mesh.devices.flat)
         for name in packed.operands:
-            parts, sharding = packed.operand(name), self._shardings[name]
-            if len(parts) == 1:
-                self.operands[name] = jax.device_put(parts[0], sharding)
-                continue
-            placed = [
-                jax.device_put(part, device)
-                for part, device in zip(parts, devices, strict=True)
-                if device.process_index == jax.process_index()
-            ]
-            shape = (len(parts) * parts[0].shape[0], *parts[0].shape[1:])
-            self.operands[name] = jax.make_array_from_single_device_arrays(shape, sharding, placed)
+            parts = packed.operand(name)
+            self.place_parts(name, len(parts), parts.__getitem__)
 
     def clear_states(self) -> None:
         """All states zero."""
@@ -136,8 +127,11 @@ class KernelSession:
 
     def place(self, name: str, ranks: Sequence[Array]) -> None:
         """Sets an operand from the parts of all ranks (one part for a replicated operand)."""
-        array = ranks[0] if len(ranks) == 1 else np.concatenate(ranks, axis=0)
-        self.operands[name] = jax.device_put(array, self._formats[name])
+        self.place_parts(name, len(ranks), ranks.__getitem__)
+
+    def place_parts(self, name: str, ranks: int, part: Callable[[int], Array]) -> None:
+        """As `place`; `part` gives the part of a rank, and is asked for those of this process."""
+        self.operands[name] = place_ranks(self._formats[name], ranks, part)
 
     def set_state(self, key: str, state: Array) -> None:
         """Sets a state [instances, batch, ...] of the graph."""
@@ -150,11 +144,17 @@ class KernelSession:
         return self.layout.from_kernel(key, self.rank_parts(self.layout.operand_of(key)))
 
     def rank_parts(self, name: str) -> list[Array]:
-        """An operand's part of every rank."""
-        return np.split(np.asarray(self.operands[name]), self.program.ranks)
+        """An operand's part of every rank; of several processes all have to call this."""
+        return np.split(to_host(self.operands[name]), self.program.ranks)
 
-    def step(self, tokens: Array, positions: Array) -> StepResult:
-        """Runs one step. tokens, positions: i32 [batch]."""
+    def step(self, tokens: Array, positions: Array, *, masks: Masks = ()) -> StepResult:
+        """Runs one step.
+
+        Args:
+          tokens, positions: i32 [batch]; a sequence with a negative position rests.
+          masks: which tokens each sequence may emit, if the kernel reads masks; empty for all.
+        """
+        self._place_masks(masks)
         for name, value in (("tokens", tokens), ("positions", positions)):
             self.place(name, [np.asarray(value, np.int32)])
         results = self.step_function(*self._arguments())
@@ -167,37 +167,60 @@ class KernelSession:
         tokens: Array,
         positions: Array,
         *,
-        rounds: int,
-        stop_ids: Sequence[int] = (),
+        rounds: Sequence[int],
+        stop_ids: Sequence[Sequence[int]] = (),
+        masks: Masks = (),
         with_logits: bool = False,
     ) -> LaunchResult:
-        """Runs up to `rounds` steps in one launch of a kernel made for several.
+        """Runs several steps in one launch of a kernel made for that.
+
+        A sequence rests after its own rounds and after one of its stop ids: its states are then
+        those after the last token that it was fed. One with a negative position rests from the
+        start.
 
         Args:
           tokens, positions: i32 [batch], of the first step.
-          rounds: 1 to the program's `rounds_per_launch`.
-          stop_ids: at most `STOP_IDS` token ids that end a sequence.
+          rounds: steps of each sequence, 1 to the program's `rounds_per_launch`.
+          stop_ids: at most `STOP_IDS` token ids that end each sequence; empty for none at all.
+          masks: which tokens each sequence may emit, in all rounds, as for `step`.
           with_logits: also fetch the logits of the last round; the kernel must return them.
         """
-        assert 1 <= rounds <= self.program.rounds_per_launch, f"{rounds} rounds in one launch"
-        assert len(stop_ids) <= STOP_IDS, f"{len(stop_ids)} stop ids, at most {STOP_IDS}"
-        stops = np.full((STOP_IDS,), NO_STOP, np.int32)
-        stops[: len(stop_ids)] = stop_ids
+        most = self.program.rounds_per_launch
+        self._place_masks(masks)
+        assert all(1 <= one <= most for one in rounds), f"{rounds} rounds in one launch"
+        stops = np.full((self.program.batch, STOP_IDS), NO_STOP, np.int32)
+        for sequence, ids in enumerate(stop_ids):
+            assert len(ids) <= STOP_IDS, f"{len(ids)} stop ids, at most {STOP_IDS}"
+            stops[sequence, : len(ids)] = ids
         scalars = (
             ("tokens", tokens),
             ("positions", positions),
-            ("rounds", [rounds]),
-            ("stop_ids", stops),
+            ("rounds", rounds),
+            ("stop_ids", stops.reshape(-1)),
         )
         for name, value in scalars:
             self.place(name, [np.asarray(value, np.int32)])
         emitted, count, *rest = self.step_function(*self._arguments())
         self._keep(rest)
         ran = int(np.asarray(count)[0])
-        shape = (self.program.rounds_per_launch, self.program.batch)
+        shape = (most, self.program.batch)
         tokens = np.asarray(emitted).reshape(shape)[:ran]
         logits = self._logits(rest[0]) if with_logits else None
         return LaunchResult(tokens=tokens, rounds=ran, logits=logits)
+
+    def _place_masks(self, masks: Masks) -> None:
+        """Masks of this launch; those that allow everything stay on the devices."""
+        operand = next((one for one in self.program.operands if one.role == TOKEN_MASKS), None)
+        restricted = any(one is not None for one in masks)
+        if operand is None:
+            assert not restricted, "the kernel was made without masks of tokens"
+            return
+        if restricted or self._everything is None:
+            self.place(operand.name, kernel_masks(masks, self.program))
+            if not restricted:
+                self._everything = self.operands[operand.name]
+        else:
+            self.operands[operand.name] = self._everything
 
     def _arguments(self) -> list[jax.Array]:
         return [self.operands[operand.name] for operand in self.program.operands]
@@ -213,7 +236,7 @@ class KernelSession:
         assert self.program.logits is not None
         columns = self.program.logits.width
         shares = 1 if self.program.logits_whole else self.program.ranks
-        parts = np.split(np.asarray(array), shares, axis=1)
+        parts = np.split(to_host(array), shares, axis=1)
         joined = np.concatenate([part[:, :columns] for part in parts], axis=1)
         return joined[: self.program.batch]
 

@@ -28,6 +28,8 @@ from mkc.ir.reference_ops import DTYPES
 from mkc.ir.rows import with_rows_per_sequence
 from mkc.passes.p10_shard import Shard
 from mkc.passes.pipeline import Lowered
+from mkc.prompt_blocks import block_sizes
+from mkc.prompt_blocks import divide_prompt
 from mkc.runtime.prefill_graph import GraphWalk
 from mkc.runtime.prefill_graph import Rows
 from mkc.runtime.prefill_ops import AXIS
@@ -39,30 +41,11 @@ from mkc.schedule.program import Operand
 
 type Operands = dict[str, jax.Array]  # of a kernel, by name
 
-# A block costs one reading of all weights, whatever its size, until its products take longer: that
-# is at some hundred rows. Larger blocks only shorten the rest of a long prompt.
-BLOCK_ROWS = (16, 64, 256)
-LONG_BLOCK_ROWS = 1024
-LONG_CONTEXT = 8192  # from which prompts of several long blocks are common
 # Arguments come in memory tiles of 8 rows. Left alone, the compiler wants tiles of 16 rows for bf16
 # inside and begins with a copy of the whole tape.
 TPU_OPTIONS = {"xla_tpu_control_large_2nd_minor_layout_for_x16": "0"}
 SCALARS = ("tokens", "slots", "starts", "counts")
 WEIGHT_ROLES = ("tape", "table", "page", "narrow")
-
-
-def block_sizes(context: int) -> tuple[int, ...]:
-    """Rows of the programs for a context, ascending: at most four."""
-    sizes = BLOCK_ROWS if context < LONG_CONTEXT else (*BLOCK_ROWS, LONG_BLOCK_ROWS)
-    return tuple(size for size in sizes if size <= context) or (context,)
-
-
-def divide_prompt(tokens: int, sizes: Sequence[int]) -> list[int]:
-    """Programs for a prompt, by their rows: the fewest blocks; the last one has the padding."""
-    assert tokens >= 1, "an empty prompt"
-    largest = max(sizes)
-    full, rest = divmod(tokens, largest)
-    return [largest] * full + ([min(size for size in sizes if size >= rest)] if rest else [])
 
 
 @dataclass(frozen=True, kw_only=True)

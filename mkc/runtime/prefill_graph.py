@@ -192,6 +192,8 @@ class GraphWalk:
             case ops.AllReduce() as op:
                 partial = scope.values[node.operands[0]]
                 return (sum_over_ranks(partial, op.ranks, self.dtype(node)),)
+            case ops.MaskTokens():  # a prompt's tokens are given: nothing is masked
+                return (scope.values[node.operands[0]],)
             case ops.ShardedArgmax():
                 return (argmax_over_ranks(scope.values[node.operands[0]]),)
         return self.as_defined(node, scope, memory)

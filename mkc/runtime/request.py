@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 from enum import StrEnum
+from typing import Protocol
 
 from mkc.errors import GenerationOptionError
 from mkc.errors import MkcError
@@ -17,7 +17,24 @@ from mkc.runtime.text.events import ContentDelta
 from mkc.runtime.text.events import Event
 from mkc.runtime.text.output import OutputStream
 
-type AllowedTokens = Callable[[Sequence[int]], Array | None]
+
+class TokenConstraint(Protocol):
+    """Says which tokens may come next, such as those that continue a text of some grammar.
+
+    It follows the output of one request, so every request needs one of its own.
+    """
+
+    def mask(self) -> Array | None:
+        """Which tokens may come next, at least one; None for all.
+
+        Returns:
+          Words u32 [ceil(vocab / 32)]: token t is allowed when bit t % 32 of word t // 32 is set.
+        """
+        ...
+
+    def take(self, token: int) -> None:
+        """A token of the output, in order; the one that ends it is taken too."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +51,7 @@ class Request:
       ignore_eos: the generator's own stop ids do not count.
       output: reads the output, as `mkc.runtime.text.Chat.output` gives it: its events and its stop
         strings then count instead of those of this request.
-      allowed: called with the output so far before each choice; says which tokens may come next,
-        bool [vocab], or None for all.
+      constraint: says which tokens may come next, of this request alone.
 
     Raises:
       GenerationOptionError: a number is out of its range.
@@ -50,7 +66,7 @@ class Request:
     include_stop: bool = False
     ignore_eos: bool = False
     output: OutputStream | None = None
-    allowed: AllowedTokens | None = None
+    constraint: TokenConstraint | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from dataclasses import field
 from math import inf
 from math import isfinite
+from math import log
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,14 @@ type Array = NDArray[Any]
 CHOICE = 0
 SEED_BITS = 64
 MOST_ALTERNATIVES = 20
-# How many of the largest logits are sorted first when the nucleus is looked for.
+# How many of the largest logits are looked at first when the nucleus is wanted.
 FIRST_CANDIDATES = 256
+# Above so many values per wanted one, the largest are first narrowed down by the maxima of groups.
+GROUP_SIZE = 256
+# An f32 exponential of an f32 quotient is right to (|quotient| + 3) units of 2^-23, and the mean of
+# |quotient| under the weights exp(quotient) is at most ln(vocabulary) + 1, so below 16.
+ROUGH_ERROR = 2.0**-18
+ROUGH_TEMPERATURE = 1e-3  # below, quotients of f32 say too little
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +97,11 @@ class SamplingParams:
             or self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
         )
+
+    @property
+    def keeps_all(self) -> bool:
+        """Every token that is allowed may be drawn."""
+        return self.top_k == 0 and self.min_p == 0.0 and self.top_p == 1.0
 
     @property
     def is_plain_greedy(self) -> bool:
@@ -167,24 +179,28 @@ def choose(
       NotFiniteLogitsError: a logit is NaN or infinity.
       NoTokenAllowedError: nothing is left to choose from.
     """
-    if not (logits < inf).all():
+    if not logits.max() < inf:  # NaN is the maximum wherever there is one
         raise NotFiniteLogitsError(position=position)
     changed = changed_logits(logits, params, counts=counts, allowed=allowed)
-    if not (changed > -inf).any():
+    if not changed.max() > -inf:
         raise NoTokenAllowedError(position=position)
     if params.temperature == 0.0:
         token = int(np.argmax(changed))
+    elif params.keeps_all:
+        token = draw_of_all(changed, params.temperature, uniform(seed, position))
     else:
-        ids, probabilities = kept_tokens(changed, params)
-        token = draw(ids, probabilities, uniform(seed, position))
+        token = draw(*kept_tokens(changed, params), uniform(seed, position))
     if params.alternatives is None:
         return Choice(token=token)
-    logprobs = log_softmax(logits)
-    best = largest(logits, params.alternatives) if params.alternatives else ()
+    best = largest(logits, params.alternatives)
+    logprobs = log_probabilities(logits, np.append(best, token)).tolist()
     return Choice(
         token=token,
-        logprob=float(logprobs[token]),
-        alternatives=tuple(TokenLogprob(token=int(i), logprob=float(logprobs[i])) for i in best),
+        logprob=logprobs.pop(),
+        alternatives=tuple(
+            TokenLogprob(token=one, logprob=logprob)
+            for one, logprob in zip(best.tolist(), logprobs, strict=True)
+        ),
     )
 
 
@@ -212,13 +228,15 @@ def changed_logits(
 
 def penalised(logits: Array, params: SamplingParams, counts: TokenCounts) -> Array:
     """Logits after repetition, presence and frequency penalties, in this order."""
+    ids = np.flatnonzero(counts.seen)
+    values, emitted = logits[ids], counts.emitted[ids]
     repetition = np.float32(params.repetition_penalty)
-    repeated = np.where(logits > 0, logits / repetition, logits * repetition)
-    changed = np.where(counts.seen, repeated, logits)
-    changed = changed - np.float32(params.presence_penalty) * (counts.emitted > 0)
-    penalty = np.float32(params.frequency_penalty) * counts.emitted.astype(np.float32)
-    result: Array = (changed - penalty).astype(np.float32)
-    return result
+    values = np.where(values > 0, values / repetition, values * repetition)
+    values = values - np.float32(params.presence_penalty) * (emitted > 0)
+    values = values - np.float32(params.frequency_penalty) * emitted.astype(np.float32)
+    changed = logits.copy()
+    changed[ids] = values
+    return changed
 
 
 def kept_tokens(logits: Array, params: SamplingParams) -> tuple[Array, Array]:
@@ -228,53 +246,142 @@ def kept_tokens(logits: Array, params: SamplingParams) -> tuple[Array, Array]:
       logits: after penalties, biases and mask; at least one is above minus infinity.
     """
     # A positive temperature does not change the order, so the few largest can be found first.
-    ids = np.sort(largest(logits, params.top_k)) if params.top_k else np.arange(len(logits))
-    ids = ids[logits[ids] > -inf]
-    # A product with the reciprocal could overflow for the smallest temperatures.
-    scaled = (logits[ids].astype(np.float64) - float(logits.max())) / params.temperature
-    weights = np.exp(scaled)
-    if params.min_p > 0:
-        keep = weights >= params.min_p * weights.max()
-        ids, weights = ids[keep], weights[keep]
+    if params.top_k:
+        ids = np.sort(largest(logits, params.top_k))
+    elif params.min_p > 0:
+        ids = np.flatnonzero(logits >= _surely_kept_above(logits, params))
+    elif params.top_p < 1:
+        ids = nucleus_of_logits(logits, params.temperature, params.top_p)
+        weights = _weights(logits[ids], params.temperature)
+        return ids, weights / weights.sum()
+    else:
+        ids = np.arange(len(logits))
+    weights = _weights(logits[ids], params.temperature)
+    keep = weights >= params.min_p * weights.max() if params.min_p > 0 else weights > 0
+    ids, weights = ids[keep], weights[keep]
     if params.top_p < 1:
         keep = nucleus(weights, params.top_p)
         ids, weights = ids[keep], weights[keep]
-    return ids, weights / weights.sum()
+    weights /= weights.sum()
+    return ids, weights
+
+
+def _surely_kept_above(logits: Array, params: SamplingParams) -> float:
+    """A logit, at most a little below the smallest one that min-p keeps."""
+    rounding = 1e-9
+    bound = float(logits.max()) + params.temperature * (log(params.min_p) - rounding)
+    return float(np.nextafter(np.float32(bound), np.float32(-inf)))
+
+
+def _weights(logits: Array, temperature: float) -> Array:
+    """exp((logits - largest) / temperature), f64."""
+    weights = logits.astype(np.float64)
+    weights -= weights.max()
+    # A product with the reciprocal could overflow for the smallest temperatures.
+    weights /= temperature
+    np.exp(weights, out=weights)
+    return weights
+
+
+def nucleus_of_logits(logits: Array, temperature: float, mass: float) -> Array:
+    """`nucleus` of the weights of all logits, f32 [vocab], most of which need no f64.
+
+    A rough sum of all weights tells, within its error, how many of the largest are needed. Only
+    when that leaves a doubt, or when they are many, are all weights computed and sorted.
+    """
+    if temperature >= ROUGH_TEMPERATURE and len(logits) > FIRST_CANDIDATES:
+        best = largest(logits, FIRST_CANDIDATES)
+        sums = np.cumsum(_weights(logits[best], temperature))
+        rough = _rough_weights(logits, temperature).sum(dtype=np.float64)
+        borders = mass * rough * np.array([1 - ROUGH_ERROR, 1 + ROUGH_ERROR])
+        last, also_last = np.searchsorted(sums, borders)
+        if last == also_last < len(best):
+            kept: Array = np.sort(best[: last + 1])
+            return kept
+    return nucleus(_weights(logits, temperature), mass)
+
+
+def _rough_weights(logits: Array, temperature: float) -> Array:
+    """As `_weights`, f32; sums are right to ROUGH_ERROR."""
+    weights: Array = logits - logits.max()
+    weights /= np.float32(temperature)
+    np.exp(weights, out=weights)
+    return weights
 
 
 def nucleus(weights: Array, mass: float) -> Array:
     """Indices, ascending, of the fewest largest weights with at least `mass` of their sum."""
-    wanted = mass * weights.sum()
-    count = min(FIRST_CANDIDATES, len(weights))
-    while True:
-        best = largest(weights, count)
-        sums = np.cumsum(weights[best])
-        if sums[-1] >= wanted or count == len(weights):
-            # Rounding may leave the sum of all just below what is wanted.
-            last = min(int(np.searchsorted(sums, wanted)), count - 1)
-            return np.sort(best[: last + 1])
-        count = min(4 * count, len(weights))
+    descending = np.sort(weights)[::-1]
+    sums = np.cumsum(descending)
+    count = int(np.searchsorted(sums, mass * sums[-1])) + 1
+    smallest = descending[count - 1]
+    above = np.flatnonzero(weights > smallest)
+    equal = np.flatnonzero(weights == smallest)[: count - len(above)]
+    kept: Array = np.sort(np.concatenate([above, equal]))
+    return kept
 
 
 def largest(values: Array, count: int) -> Array:
     """Indices of the `count` largest values, in descending order, lowest indices on ties."""
     count = min(count, len(values))
-    if count < len(values):
-        threshold = np.partition(values, len(values) - count)[len(values) - count]
-        above = np.flatnonzero(values > threshold)
-        equal = np.flatnonzero(values == threshold)[: count - len(above)]
+    found = _holding_largest(values, count)
+    if count < len(found):
+        rest = values[found]
+        threshold = np.partition(rest, len(rest) - count)[len(rest) - count]
+        above = found[rest > threshold]
+        equal = found[rest == threshold][: count - len(above)]
         found = np.sort(np.concatenate([above, equal]))
-    else:
-        found = np.arange(len(values))
     order: Array = found[np.argsort(-values[found], kind="stable")]
     return order
 
 
+def _holding_largest(values: Array, count: int) -> Array:
+    """Indices, ascending, of some of the values: all that may be among the `count` largest.
+
+    The maxima of disjoint groups are values themselves, so no more than `count` values are above
+    the largest maximum but `count`.
+    """
+    groups = len(values) // GROUP_SIZE
+    if count == 0:
+        return np.zeros(0, np.intp)
+    if groups < 2 * count:
+        return np.arange(len(values))
+    maxima = values[: groups * GROUP_SIZE].reshape(GROUP_SIZE, groups).max(axis=0)
+    return np.flatnonzero(values >= np.partition(maxima, groups - count)[groups - count])
+
+
 def draw(ids: Array, probabilities: Array, number: float) -> int:
-    """The id at which the sum of probabilities first exceeds `number`, from 0 up to below 1."""
+    """The id at which the share of the sum of probabilities first exceeds `number`.
+
+    Args:
+      number: from 0 up to below 1.
+    """
     sums = np.cumsum(probabilities)
-    place = int(np.searchsorted(sums, number * sums[-1], side="right"))
-    return int(ids[min(place, len(ids) - 1)])
+    place = np.searchsorted(sums, number * sums[-1], side="right")
+    # The product may have been rounded up to the whole sum; where that is reached, ids end.
+    return int(ids[min(place, np.searchsorted(sums, sums[-1]))])
+
+
+def draw_of_all(logits: Array, temperature: float, number: float) -> int:
+    """As `draw` of all tokens, most of whose weights need no f64.
+
+    Rough sums find the token. Only when `number` is nearer to the ends of the token's interval than
+    their error are all weights computed.
+    """
+    if temperature >= ROUGH_TEMPERATURE and len(logits) > GROUP_SIZE:
+        rough = _rough_weights(logits, temperature)
+        starts = np.arange(0, len(rough), GROUP_SIZE)
+        sums = np.cumsum(np.add.reduceat(rough, starts, dtype=np.float64))
+        wanted, error = number * sums[-1], 2 * ROUGH_ERROR * sums[-1]  # of the sum, and of `wanted`
+        group = min(int(np.searchsorted(sums, wanted, side="right")), len(starts) - 1)
+        before = sums[group - 1] if group else 0.0
+        start = starts[group]
+        ends = before + np.cumsum(rough[start : start + GROUP_SIZE], dtype=np.float64)
+        place = min(int(np.searchsorted(ends, wanted, side="right")), len(ends) - 1)
+        begin = ends[place - 1] if place else before
+        if begin + error < wanted < ends[place] - error:
+            return int(start) + place
+    return draw(np.arange(len(logits)), _weights(logits, temperature), number)
 
 
 def uniform(seed: int, position: int, stream: int = CHOICE) -> float:
@@ -289,8 +396,9 @@ def uniform(seed: int, position: int, stream: int = CHOICE) -> float:
     return float(bits >> 11) / float(1 << 53)
 
 
-def log_softmax(logits: Array) -> Array:
-    """Logarithms of the model's probabilities, f64 [vocab]."""
-    shifted = logits.astype(np.float64) - float(logits.max())
-    result: Array = shifted - np.log(np.exp(shifted).sum())
+def log_probabilities(logits: Array, ids: Array) -> Array:
+    """Logarithms of the model's probabilities of some tokens, f64 [ids]."""
+    top = float(logits.max())
+    mass = np.exp(logits.astype(np.float64) - top).sum()
+    result: Array = logits[ids].astype(np.float64) - top - np.log(mass)
     return result

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from mkc.errors import MkcError
+from mkc.errors import NoTokenAllowedError
 from mkc.runtime.request import Delta
 from mkc.runtime.request import Finish
 from mkc.runtime.request import FinishReason
@@ -19,6 +20,8 @@ from mkc.runtime.sampling import choose
 from mkc.runtime.shards import Array
 from mkc.runtime.text.events import Event
 from mkc.runtime.text.output import OutputStream
+from mkc.runtime.token_masks import pack_mask
+from mkc.runtime.token_masks import unpack_mask
 
 
 class RunningSequence:
@@ -84,11 +87,20 @@ class RunningSequence:
 
     @property
     def needs_logits(self) -> bool:
-        """The next token is not simply that of the largest logit."""
-        request = self.request
-        return (
-            not request.sampling.is_plain_greedy or request.allowed is not None or self._stops_wait
-        )
+        """The next token is not simply that of the largest logit of the allowed tokens."""
+        return not self.request.sampling.is_plain_greedy
+
+    @property
+    def needs_no_host(self) -> bool:
+        """A backend that samples can choose the next tokens by itself."""
+        sampling = self.request.sampling
+        plain = not sampling.has_penalties and not sampling.logit_bias
+        return plain and sampling.alternatives is None and not self.is_restricted
+
+    @property
+    def is_restricted(self) -> bool:
+        """What is allowed next may depend on the token before it."""
+        return self.request.constraint is not None or self._stops_wait
 
     @property
     def _stops_wait(self) -> bool:
@@ -97,6 +109,7 @@ class RunningSequence:
 
     def choose(self, logits: Array) -> None:
         """Chooses the next token from logits, f32 [vocab], and takes it; or ends with an error."""
+        mask = self._allowed()
         try:
             choice = choose(
                 logits,
@@ -104,7 +117,7 @@ class RunningSequence:
                 position=len(self.prompt) + len(self.output),
                 seed=self.seed,
                 counts=self._counts,
-                allowed=self._allowed(),
+                allowed=unpack_mask(mask, self.vocab) if mask is not None else None,
             )
         except MkcError as error:
             self._end(FinishReason.ERROR, error=error)
@@ -118,6 +131,8 @@ class RunningSequence:
         self.output.append(token)
         self.statistics.output_tokens += 1
         self._tokens.append(token)
+        if self.request.constraint is not None:
+            self.request.constraint.take(token)
         if choice.logprob is not None:
             self._logprobs.append(TokenLogprob(token=token, logprob=choice.logprob))
             self._alternatives.append(choice.alternatives)
@@ -134,6 +149,17 @@ class RunningSequence:
                 return
         if self.remaining == 0:
             self._end(FinishReason.LENGTH)
+
+    def token_mask(self) -> Array | None:
+        """Which tokens the backend may choose next; None for all.
+
+        A mask that allows nothing ends the sequence with an error.
+        """
+        mask = self._allowed()
+        if mask is not None and not mask.any():
+            position = len(self.prompt) + len(self.output)
+            self._end(FinishReason.ERROR, error=NoTokenAllowedError(position=position))
+        return mask
 
     def cancel(self) -> None:
         """Ends the sequence; text that was held back is not shown."""
@@ -165,11 +191,11 @@ class RunningSequence:
         self.finish = Finish(reason=reason, statistics=self.statistics, stop=stop, error=error)
 
     def _allowed(self) -> Array | None:
-        """Tokens that may come next, bool [vocab]; None for all."""
-        rule = self.request.allowed
-        allowed = rule(self.output) if rule is not None else None
-        assert allowed is None or allowed.shape == (self.vocab,), "a mask of another vocabulary"
+        """Tokens that may come next, as words; None for all."""
+        constraint = self.request.constraint
+        mask = constraint.mask() if constraint is not None else None
         if self._stops_wait and self.stop_ids:
-            allowed = np.ones(self.vocab, bool) if allowed is None else allowed.copy()
+            allowed = np.ones(self.vocab, bool) if mask is None else unpack_mask(mask, self.vocab)
             allowed[sorted(self.stop_ids)] = False
-        return allowed
+            mask = pack_mask(allowed)
+        return mask

@@ -16,9 +16,20 @@ from mkc.ir.graph import Node
 from mkc.ir.types import DType
 
 TAPE_LANES = 256  # lanes of a tape row: one weight block of the matrix unit, 512 bytes of bf16
-STOP_IDS = 8  # stop tokens that a launch of several rounds looks for
+STOP_IDS = 8  # stop tokens that a launch of several rounds looks for, for each sequence
+RESTING = -1  # position of a sequence that rests, which changes no state; what it emits
 ROUNDS = "rounds"  # name of the loop over the rounds of one launch
 VECTOR_LANES = 128  # lanes of a page row: one vector register
+WORD_BITS = 32  # columns that one word of a token mask covers
+
+
+def mask_lanes(columns: int) -> int:
+    """Words of a row of token masks of one rank: whole registers.
+
+    Bit j of word b * 128 + l is column (b * 32 + j) * 128 + l, so that a register of words becomes
+    32 registers of bits without moving a lane.
+    """
+    return -(-columns // (WORD_BITS * VECTOR_LANES)) * VECTOR_LANES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +116,7 @@ class Operand:
 
     Attributes:
       role: `tape`, `page`, `narrow`, `table`, `state`, `cache`, or the name of a scalar input:
-        `tokens`, `positions`, `rounds`, `stop_ids`.
+        `tokens`, `positions`, `rounds`, `stop_ids`; or `token_masks`.
       updated: the kernel writes it in place.
     """
 
@@ -321,6 +332,8 @@ class ArgmaxPhase(Phase):
     """Index of the largest logit over all ranks' columns, and the token output.
 
     Attributes:
+      masks: operand with a bit for each column, empty for none. Its copy into VMEM starts with the
+        round and is waited for here; columns without their bit become minus infinity, in place.
       meets: as for `AllReducePhase`.
     """
 
@@ -328,6 +341,7 @@ class ArgmaxPhase(Phase):
     columns: int
     exchange: str | None
     meets: bool
+    masks: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

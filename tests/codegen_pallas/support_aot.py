@@ -127,8 +127,8 @@ def delta_case(name: str, sizes: dict[str, int], *, slots: int) -> Case:
     items = LAYERS * BATCH
     state = (sizes["value_heads"] * sizes["key_dim"], sizes["value_dim"])
 
-    def body(mix: Any, gates: Any, _: Any, hbm: Any, out: Any, *scratch: Any) -> None:
-        ring, arrived, written = scratch
+    def body(positions: Any, mix: Any, gates: Any, _: Any, hbm: Any, *rest: Any) -> None:
+        out, ring, arrived, written = rest
         stream = s.Stream(
             hbm=hbm, ring=ring, arrived=arrived, written=written, items=items, slots=slots
         )
@@ -138,6 +138,7 @@ def delta_case(name: str, sizes: dict[str, int], *, slots: int) -> Case:
             return s.delta_rule(
                 stream,
                 cursor,
+                positions,
                 q=s.View(ref=mix, start=0, width=keys),
                 k=s.View(ref=mix, start=keys, width=keys),
                 v=s.View(ref=mix, start=2 * keys, width=values),
@@ -156,6 +157,7 @@ def delta_case(name: str, sizes: dict[str, int], *, slots: int) -> Case:
         name=name,
         body=body,
         operands=[
+            (array((BATCH,), jnp.int32), pltpu.SMEM),
             (array((ROWS, 2 * keys + values), jnp.float32), pltpu.VMEM),
             (array((ROWS, 256), jnp.float32), pltpu.VMEM),
             (states, pl.ANY),
@@ -166,7 +168,7 @@ def delta_case(name: str, sizes: dict[str, int], *, slots: int) -> Case:
             pltpu.SemaphoreType.DMA((slots,)),
             pltpu.SemaphoreType.DMA((slots,)),
         ],
-        aliases={2: 0},
+        aliases={3: 0},
     )
 
 
@@ -180,7 +182,8 @@ def attention_case(name: str, sizes: dict[str, int]) -> Case:
     queries = sizes["heads"] * sizes["head_dim"]
 
     def body(positions: Any, mix: Any, _k: Any, _v: Any, *rest: Any) -> None:
-        key_hbm, value_hbm, out, key_ring, value_ring, arrived, key_new, value_new, written = rest
+        key_hbm, value_hbm, out, key_ring, value_ring, arrived, *rest = rest
+        key_new, value_new, written, awake = rest
         kv = s.KvStream(
             key_hbm=key_hbm,
             value_hbm=value_hbm,
@@ -190,6 +193,7 @@ def attention_case(name: str, sizes: dict[str, int]) -> Case:
             key_new=key_new,
             value_new=value_new,
             written=written,
+            awake=awake,
             layers=LAYERS,
             slots=slots,
             tile=TILE,
@@ -205,13 +209,12 @@ def attention_case(name: str, sizes: dict[str, int]) -> Case:
                 k=s.View(ref=mix, start=queries, width=width),
                 v=s.View(ref=mix, start=queries + width, width=width),
                 out=s.View(ref=out, start=0, width=queries),
-                batch=BATCH,
                 scale=sizes["head_dim"] ** -0.5,
                 **sizes,
             )
 
         jax.lax.fori_loop(0, LAYERS, layer, s.kv_prologue(kv, positions, BATCH))
-        s.kv_drain(kv, BATCH)
+        s.kv_drain(kv, positions, BATCH)
 
     cache = array((LAYERS, BATCH, CONTEXT, width), jnp.bfloat16)
     ring = pltpu.VMEM((slots, TILE, width), jnp.bfloat16)
@@ -237,6 +240,7 @@ def attention_case(name: str, sizes: dict[str, int]) -> Case:
             new,
             new,
             pltpu.SemaphoreType.DMA((2, BATCH)),
+            pltpu.SMEM((BATCH,), jnp.int32),
         ],
         aliases={2: 0, 3: 1},
     )

@@ -48,7 +48,8 @@ def run_attention(
     cache_shape = caches[0].shape
 
     def body(positions: Any, mix: Any, _k: Any, _v: Any, *rest: Any) -> None:
-        key_hbm, value_hbm, out, key_ring, value_ring, arrived, key_new, value_new, written = rest
+        key_hbm, value_hbm, out, key_ring, value_ring, arrived, *rest = rest
+        key_new, value_new, written, awake = rest
         kv = s.KvStream(
             key_hbm=key_hbm,
             value_hbm=value_hbm,
@@ -58,6 +59,7 @@ def run_attention(
             key_new=key_new,
             value_new=value_new,
             written=written,
+            awake=awake,
             layers=LAYERS,
             slots=slots,
             tile=TILE,
@@ -74,7 +76,6 @@ def run_attention(
                 k=s.View(ref=operands, start=queries, width=width),
                 v=s.View(ref=operands, start=queries + width, width=width),
                 out=s.View(ref=result, start=0, width=queries),
-                batch=batch,
                 heads=heads,
                 kv_heads=kv_heads,
                 head_dim=head_dim,
@@ -82,7 +83,7 @@ def run_attention(
             )
 
         lax.fori_loop(0, LAYERS, layer, s.kv_prologue(kv, positions, batch))
-        s.kv_drain(kv, batch)
+        s.kv_drain(kv, positions, batch)
 
     ring = VMEM((slots, TILE, width), jnp.bfloat16)
     new = VMEM((batch, 16, width), jnp.bfloat16)
@@ -101,6 +102,7 @@ def run_attention(
             new,
             new,
             pltpu.SemaphoreType.DMA((2, batch)),
+            SMEM((batch,), jnp.int32),
         ],
         aliases={2: 0, 3: 1},
         mode=mode,
@@ -192,6 +194,40 @@ def test_attention_at_every_kind_of_border(position: int, slots: int) -> None:
 def test_attention_refuses_heads_that_do_not_group() -> None:
     with pytest.raises(AssertionError, match="3 query heads over 2 key heads"):
         s.attention(
-            None, None, None, q=None, k=None, v=None, out=None, batch=1, heads=3, kv_heads=2,
+            None, None, None, q=None, k=None, v=None, out=None, heads=3, kv_heads=2,
             head_dim=128, scale=1.0,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [
+        pytest.param((-1, 40, -1, 16), id="first rests"),
+        pytest.param((63, -1, -1, -1), id="last ones rest"),
+        pytest.param((-1, -1, 5, 100), id="two in a row rest"),
+        pytest.param((-1, -1, -1, -1), id="all rest"),
+    ],
+)
+def test_sequences_that_rest_leave_the_caches_alone(positions: tuple[int, ...]) -> None:
+    """Others get what they get alone; rows of the result stay as they were."""
+    random = np.random.default_rng(7)
+    mix = bf16(random.normal(size=(LAYERS, 8, 48))).astype(np.float32)
+    caches = [bf16(random.normal(size=(LAYERS, 4, CONTEXT, 16))) for _ in range(2)]
+
+    def of(here: np.ndarray, mode: Mode) -> list[np.ndarray]:
+        return run_attention(
+            here, mix, (caches[0], caches[1]), heads=1, kv_heads=1, head_dim=16, slots=4, mode=mode
+        )
+
+    resting = np.array(positions, np.int32)
+    everybody = of(np.maximum(resting, 0), Mode.GENERIC)
+    found = of(resting, Mode.LATE)
+    for sequence, position in enumerate(positions):
+        if position >= 0:
+            for one, other in zip(found[:2], everybody[:2], strict=True):
+                np.testing.assert_array_equal(one[:, sequence], other[:, sequence])
+            np.testing.assert_array_equal(found[2][:, sequence], everybody[2][:, sequence])
+        else:
+            for one, cache in zip(found[:2], caches, strict=True):
+                np.testing.assert_array_equal(one[:, sequence], cache[:, sequence])
+            np.testing.assert_array_equal(found[2][:, sequence], 0)

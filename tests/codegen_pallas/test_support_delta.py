@@ -1,4 +1,4 @@
-"""The delta rule against plain numpy: outputs, states in HBM, head mapping, batch."""
+"""The delta rule against plain numpy: outputs, states in HBM, head mapping, batch, rest."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 from mkc.codegen_pallas import support as s
 from tests.codegen_pallas.support_run import BATCHES
 from tests.codegen_pallas.support_run import HBM
+from tests.codegen_pallas.support_run import SMEM
 from tests.codegen_pallas.support_run import VMEM
 from tests.codegen_pallas.support_run import Mode
 from tests.codegen_pallas.support_run import run
@@ -53,8 +54,11 @@ def test_delta_rule(
     gates[:, 8 : 8 + value_heads] = random.uniform(size=(8, value_heads))
     gates[:, 32 : 32 + value_heads] = -random.uniform(size=(8, value_heads))
 
-    def body(mix: Any, gates: Any, _: Any, hbm: Any, out: Any, *scratch: Any) -> None:
-        ring, arrived, written = scratch
+    positions = np.arange(batch, dtype=np.int32)
+    positions[1::3] = -1  # rest
+
+    def body(positions: Any, mix: Any, gates: Any, _: Any, hbm: Any, *rest: Any) -> None:
+        out, ring, arrived, written = rest
         stream = s.Stream(
             hbm=hbm, ring=ring, arrived=arrived, written=written, items=items, slots=slots
         )
@@ -65,6 +69,7 @@ def test_delta_rule(
             return s.delta_rule(
                 stream,
                 cursor,
+                positions,
                 q=s.View(ref=mix, start=16, width=keys),
                 k=s.View(ref=mix, start=16 + keys, width=keys),
                 v=s.View(ref=mix, start=16 + 2 * keys, width=values),
@@ -83,19 +88,24 @@ def test_delta_rule(
 
     new_states, out = run(
         body,
-        operands=[(mix, VMEM), (gates, VMEM), (states, HBM)],
+        operands=[(positions, SMEM), (mix, VMEM), (gates, VMEM), (states, HBM)],
         results=[(states.shape, jnp.float32, HBM), ((LAYERS, 8, values), jnp.float32, VMEM)],
         scratch=[
             VMEM((slots, *states.shape[1:]), jnp.float32),
             pltpu.SemaphoreType.DMA((slots,)),
             pltpu.SemaphoreType.DMA((slots,)),
         ],
-        aliases={2: 0},
+        aliases={3: 0},
         mode=mode,
     )
     q, k, v = np.split(mix[:, 16:].astype(np.float64), [keys, 2 * keys], axis=1)
     for layer in range(LAYERS):
         for sequence in range(batch):
+            if positions[sequence] < 0:
+                item = layer * batch + sequence
+                np.testing.assert_array_equal(new_states[item], states[item])
+                np.testing.assert_array_equal(out[layer, sequence], 0)
+                continue
             for head in range(value_heads):
                 key_head = head * key_heads // value_heads
                 of_key = slice(key_head * key_dim, (key_head + 1) * key_dim)

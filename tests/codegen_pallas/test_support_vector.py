@@ -133,7 +133,7 @@ def test_rotary_table_of_positions_in_smem(batch: int, mode: Mode) -> None:
         results=[((8, 16), jnp.float32, VMEM)] * 2,
         mode=mode,
     )
-    angle = np.zeros((8, 16), np.float32)
+    angle = np.tile(-frequency, (8, 1))
     angle[:batch] = positions[:, None].astype(np.float32) * frequency
     np.testing.assert_allclose(cos, np.cos(angle.astype(np.float64)), atol=1e-5)
     np.testing.assert_allclose(sin, np.sin(angle.astype(np.float64)), atol=1e-5)

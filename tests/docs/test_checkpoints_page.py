@@ -6,10 +6,8 @@ from pathlib import Path
 from re import MULTILINE
 from re import findall
 
-import typer
-
 from mkc import errors
-from mkc.cli.main import app
+from mkc.cli.main import load_command
 from mkc.runtime.checkpoint import READABLE
 from mkc.runtime.layout import PIECE_BYTES
 
@@ -23,7 +21,7 @@ def table(first_heading: str) -> list[list[str]]:
 
 
 def test_every_option_of_the_command_is_explained() -> None:
-    command = typer.main.get_command(app).commands["pack"]  # type: ignore[attr-defined]
+    command = load_command("pack")
     options = {
         name
         for parameter in command.params

@@ -9,9 +9,8 @@ from re import MULTILINE
 from re import findall
 
 import pytest
-from typer.main import get_command
 
-from mkc.cli.main import app
+from mkc.cli.main import load_command
 from mkc.errors import BackendError
 from mkc.errors import PromptLengthError
 from mkc.runtime.generate import Generator
@@ -40,7 +39,7 @@ def test_parameters_exist() -> None:
 def test_options_exist(command: str) -> None:
     known = {
         option
-        for one in get_command(app).commands[command].params  # type: ignore[attr-defined]
+        for one in load_command(command).params
         for option in (*one.opts, *one.secondary_opts)
     }
     used = [line for line in PAGE.splitlines() if line.startswith(f"mkc {command} ")]

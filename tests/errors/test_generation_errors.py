@@ -18,6 +18,7 @@ from mkc.runtime.sampling import SamplingParams
 from tests.errors.command import Command
 from tests.errors.expect import refused
 from tests.runtime.checkpoints import write_checkpoint
+from tests.runtime.constraints import Constraint
 from tests.runtime.fake_backend import VOCAB
 from tests.runtime.fake_backend import FakeBackend
 from tests.runtime.text.checkpoints import byte_level_checkpoint
@@ -48,9 +49,9 @@ def test_options_out_of_range() -> None:
 
 
 def test_mask_that_allows_nothing() -> None:
-    nothing = np.zeros(VOCAB, bool)
+    nothing = Constraint(lambda output: np.zeros(VOCAB, bool))
     with refused(NoTokenAllowedError, "position 1", "at least one", "Allow more"):
-        Generator(FakeBackend()).generate(Request(tokens=[1], allowed=lambda output: nothing))
+        Generator(FakeBackend()).generate(Request(tokens=[1], constraint=nothing))
 
 
 def test_logits_that_are_not_numbers() -> None:

@@ -9,6 +9,8 @@ import pytest
 from mkc.errors import BatchError
 from mkc.errors import ContextError
 from mkc.errors import HbmError
+from mkc.errors import HbmPart
+from mkc.errors import HbmPlanError
 from mkc.errors import LiveBuffer
 from mkc.errors import RoundsError
 from mkc.errors import TileError
@@ -19,6 +21,7 @@ from tests.errors.small_model import Sizes
 from tests.errors.small_model import compile_small
 
 MIB = 1 << 20
+GIB = 1 << 30
 
 
 def test_the_small_model_fits() -> None:
@@ -115,6 +118,21 @@ def test_weights_that_exceed_every_topology() -> None:
     """A shorter context would not help."""
     with refused(HbmError, "holds them; use a smaller model or another target."):
         compile_small(Sizes(vocab=8 * 10**9))
+
+
+def test_what_serving_takes_is_listed_by_size() -> None:
+    parts = [
+        HbmPart(name="one saved slot", bytes=0, origin="from its shapes"),
+        HbmPart(name="prefill workspace", bytes=GIB, origin="computed from the graph"),
+        HbmPart(name="weight tape", bytes=15 * GIB, origin="from its shapes"),
+    ]
+    with refused(
+        HbmPlanError,
+        "'v5e:1x1': serving the model takes 16.00 GiB of each device's memory, and it has 15.75",
+        "0.25 GiB too much. Lower --context",
+        "15.00 GiB  weight tape  (from its shapes)\n      1.00 GiB  prefill workspace  (computed",
+    ):
+        raise HbmPlanError(target="v5e:1x1", limit_bytes=63 * GIB // 4, parts=parts)
 
 
 @pytest.mark.parametrize("batch", [1, 8])

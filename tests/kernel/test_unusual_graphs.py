@@ -86,7 +86,9 @@ def test_rounds_of_a_model_that_fits_in_the_ring(name: str, ranks: int) -> None:
     for round in range(3):
         fed = single.step(fed, positions + round).next_token
         expected.append(fed)
-    assert_array_equal(several.launch(tokens, positions, rounds=3).tokens, np.stack(expected))
+    assert_array_equal(
+        several.launch(tokens, positions, rounds=[3] * len(tokens)).tokens, np.stack(expected)
+    )
 
 
 def test_the_only_exchange_of_a_round_ends_with_a_meeting() -> None:

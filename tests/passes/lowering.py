@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from json import loads
 from pathlib import Path
+from typing import Any
 
 from pytest import MonkeyPatch
 
@@ -14,8 +15,11 @@ from mkc.passes.p10_shard import Shard
 from mkc.passes.p70_lower import Lower
 from mkc.passes.pipeline import Lowered
 from mkc.passes.pipeline import Pipeline
+from mkc.report import report_document
 from mkc.schedule.program import Phase
 from mkc.schedule.program import Program
+from mkc.schedule.simulate import predict
+from mkc.schedule.verify import prove
 from mkc.targets import load_target
 from models.examples import dense
 from models.qwen38 import MODEL
@@ -58,6 +62,19 @@ def lowered(name: str, ranks: int, batch: int = 1) -> Lowered:
     graphs = {"27b": full_size, "dense": dense_graph}
     graph = graphs[name](batch=batch) if name in graphs else golden_graph(name, batch=batch)
     return lower(graph, ranks)
+
+
+def report(lowered: Lowered) -> dict[str, Any]:
+    """report.json of a program that no compiler has seen."""
+    target, program = load_target(TARGET), lowered.program
+    return report_document(
+        lowered,
+        target,
+        None,
+        {},
+        predicted=predict(program, target),
+        proof=prove([program] * program.ranks, target),
+    )
 
 
 def two_dense_layers() -> Lowered:

@@ -134,6 +134,9 @@ class _Machine:
                 self.write(phase.output, total)
             case ArgmaxPhase():
                 logits = self.read(phase.logits)
+                if phase.masks:
+                    logits = self.apply("mask_tokens", logits, phase.masks, width=len(logits))
+                    self.write(phase.logits, logits)
                 tokens = self.apply("argmax", logits, width=self.lowered.program.rows)
                 self.meaning.outputs["next_token"] = tokens
             case StreamWaitPhase():

@@ -158,7 +158,8 @@ def instance_name(graph: Graph, key: str, execution: int) -> str:
 
 def described(op: ops.Op) -> str:
     """An op as text, without what a program does not repeat."""
-    if isinstance(op, ops.Linear | ops.Attention | ops.DeltaRule | ops.AllReduce | ops.Embed):
+    plain = ops.Linear | ops.Attention | ops.DeltaRule | ops.AllReduce | ops.Embed | ops.MaskTokens
+    if isinstance(op, plain):
         return op.mnemonic
     if isinstance(op, ops.Argmax | ops.ShardedArgmax):
         return "argmax"

@@ -14,8 +14,12 @@ from hypothesis import settings
 from hypothesis import strategies
 
 import mkc
+from mkc.ir.token_masks import with_token_masks
 from mkc.passes.pipeline import Lowered
+from mkc.schedule.program import ArgmaxPhase
 from mkc.schedule.program import Buffer
+from mkc.schedule.program import mask_lanes
+from tests.goldens import golden_case
 from tests.passes.lowering import CASES
 from tests.passes.lowering import lower
 from tests.passes.lowering import lowered
@@ -47,6 +51,17 @@ def assert_same_meaning(one: Lowered) -> None:
 @pytest.mark.parametrize(("name", "ranks"), CASES)
 def test_models(name: str, ranks: int) -> None:
     assert_same_meaning(lowered(name, ranks))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_masks_of_tokens(ranks: int) -> None:
+    """Applied where the logits lie, between the LM head and the argmax, by every rank."""
+    graph = with_token_masks(golden_case("qwen38_lane").graph(batch=2))
+    one = lower(graph, ranks)
+    assert_same_meaning(one)
+    argmax = next(phase for phase in one.program.phases() if isinstance(phase, ArgmaxPhase))
+    (operand,) = (one for one in one.program.operands if one.name == argmax.masks)
+    assert operand.shape == (8, mask_lanes(argmax.columns))
 
 
 @pytest.mark.parametrize("name", ["qwen38_lane", "dense"])

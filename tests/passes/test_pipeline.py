@@ -16,7 +16,6 @@ from mkc.errors import PassSpecError
 from mkc.passes.p10_shard import Shard
 from mkc.passes.pipeline import Pipeline
 from mkc.report import plan_document
-from mkc.report import report_document
 from mkc.schedule.decisions import DecisionLog
 from mkc.schedule.program_text import print_program
 from mkc.targets import load_target
@@ -27,6 +26,7 @@ from tests.passes.lowering import full_size
 from tests.passes.lowering import golden_graph
 from tests.passes.lowering import lower
 from tests.passes.lowering import lowered
+from tests.passes.lowering import report
 
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
@@ -121,8 +121,8 @@ def documents(name: str, ranks: int) -> list[str]:
     one = lower(graph, ranks)
     target = load_target(TARGET)
     return [
-        dumps(plan_document(one, target)),
-        dumps(report_document(one, target, None, {})),
+        dumps(plan_document(one, target, cycles={})),
+        dumps(report(one)),
         print_program(one.program),
         kernel_source(one.program, one.steps, target=target),
     ]
@@ -153,15 +153,16 @@ def test_plan_document() -> None:
     plan = loads(documents("27b", 8)[0])
     assert list(plan) == [
         "version", "target", "pipeline", "program", "sharding", "allocations", "decisions",
+        "cycles", "digest",
     ]  # fmt: skip
-    assert plan["version"] == 1
-    assert plan["program"]["kind"] == "Program"
-    loops = [one for one in plan["program"]["body"] if one["kind"] == "Loop"]
+    assert plan["version"] == 2
+    assert plan["program"]["record"] == "Program"
+    loops = [one for one in plan["program"]["body"] if one["record"] == "Loop"]
     assert [one["count"] for one in loops] == [16]
-    kinds = {one["kind"] for one in loops[0]["body"]}
+    kinds = {one["record"] for one in loops[0]["body"]}
     assert {"Loop", "MatmulPhase", "AttentionPhase", "AllReducePhase", "VectorPhase"} <= kinds
     nodes = [
-        node for one in loops[0]["body"] if one["kind"] == "VectorPhase" for node in one["nodes"]
+        node for one in loops[0]["body"] if one["record"] == "VectorPhase" for node in one["nodes"]
     ]
     assert {"rms_norm", "rotary"} <= {node["op"]["op"] for node in nodes}
     assert "object at" not in dumps(plan)

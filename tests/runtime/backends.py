@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+from mkc.ir.token_masks import with_token_masks
 from mkc.passes.p10_shard import Shard
 from mkc.passes.p70_lower import Lower
 from mkc.passes.pipeline import Pipeline
@@ -32,7 +33,7 @@ def backend_of(name: str, kind: str, *, ranks: int = 1) -> Backend:
         return ReferenceBackend(graph, lambda one: weights[one], rounds_per_launch=ROUNDS)
     pipeline = Pipeline(shard=Shard(ranks=ranks), lower=Lower(logits=True, rounds=ROUNDS))
     subject = golden_subject(name)
-    lowered = pipeline.run(subject.trace(BATCH), load_target(TARGET))
+    lowered = pipeline.run(with_token_masks(subject.trace(BATCH)), load_target(TARGET))
     mode = Mode.GENERIC if ranks == 1 else Mode.EAGER
     return KernelBackend(build(subject, lowered, mode.parameters()))
 

@@ -16,8 +16,11 @@ from mkc.runtime.backends.backend import Snapshot
 from mkc.runtime.backends.backend import StepResult
 from mkc.runtime.backends.backend import check_chain
 from mkc.runtime.sampling import Array
+from mkc.runtime.token_masks import Masks
+from mkc.runtime.token_masks import unpack_mask
 
 VOCAB = 420  # holds the tokenizer of the tests
+RESTED = 0  # what a slot emits in a round in which it rests: it means nothing
 
 
 def scrambled(history: Sequence[int]) -> Array:
@@ -64,13 +67,18 @@ class FakeBackend:
         return self.logits(self.slots[slot])
 
     def step(
-        self, tokens: Sequence[int], positions: Sequence[int], active: Sequence[bool]
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        active: Sequence[bool],
+        *,
+        masks: Masks = (),
     ) -> StepResult:
         self.launches.append(1)
         logits = np.full((self.batch, VOCAB), np.nan, np.float32)
         for slot in self._active(positions, active):
             self._feed(slot, tokens[slot])
-            logits[slot] = self.logits(self.slots[slot])
+            logits[slot] = self._masked(slot, masks)
         return StepResult(next_token=np.argmax(logits, axis=1).astype(np.int32), logits=logits)
 
     def greedy_rounds(
@@ -79,25 +87,28 @@ class FakeBackend:
         positions: Sequence[int],
         active: Sequence[bool],
         *,
-        rounds: int,
-        stop_ids: Sequence[int] = (),
+        rounds: Sequence[int],
+        stop_ids: Sequence[Sequence[int]] = (),
+        masks: Masks = (),
     ) -> Array:
-        assert 1 <= rounds <= self.rounds_per_launch
-        assert len(stop_ids) <= self.stop_ids_per_launch
-        on = self._active(positions, active)
+        assert all(1 <= one <= self.rounds_per_launch for one in rounds)
+        assert all(len(one) <= self.stop_ids_per_launch for one in stop_ids)
         fed = np.array(tokens, np.int32)
         emitted: list[Array] = []
-        stopped: set[int] = set()
-        while len(emitted) < rounds and stopped != set(on):
-            for slot in on:
-                if slot in stopped:  # undefined: here it stays where it is and says token 0
-                    fed[slot] = 0
+        awake = self._active(positions, active)
+        while awake:
+            for slot in range(self.batch):
+                if slot not in awake:
+                    fed[slot] = RESTED
                     continue
                 self._feed(slot, int(fed[slot]))
-                fed[slot] = int(np.argmax(self.logits(self.slots[slot])))
-                if fed[slot] in stop_ids:
-                    stopped.add(slot)
+                fed[slot] = int(np.argmax(self._masked(slot, masks)))
             emitted.append(fed.copy())
+            awake = [
+                slot
+                for slot in awake
+                if len(emitted) < rounds[slot] and not (stop_ids and fed[slot] in stop_ids[slot])
+            ]
         self.launches.append(len(emitted))
         return np.stack(emitted)
 
@@ -120,6 +131,14 @@ class FakeBackend:
     def _feed(self, slot: int, token: int) -> None:
         assert len(self.slots[slot]) < self.context, "a token beyond the context"
         self.slots[slot].append(token)
+
+    def _masked(self, slot: int, masks: Masks) -> Array:
+        """Logits of a slot; those of forbidden tokens are minus infinity."""
+        logits = self.logits(self.slots[slot])
+        mask = masks[slot] if masks else None
+        if mask is None:
+            return logits
+        return np.where(unpack_mask(mask, VOCAB), logits, np.float32(-np.inf))
 
     def _active(self, positions: Sequence[int], active: Sequence[bool]) -> list[int]:
         assert len(positions) == len(active) == self.batch

@@ -26,19 +26,21 @@ from mkc.runtime.request import Output
 from mkc.runtime.request import Request
 from mkc.runtime.sampling import Array
 from mkc.runtime.sampling import SamplingParams
-from mkc.runtime.sampling import log_softmax
+from mkc.runtime.sampling import log_probabilities
 from mkc.runtime.text import ContentDelta
 from mkc.runtime.text import ReasoningDelta
 from mkc.runtime.text import Tokenizer
 from mkc.runtime.text import load_chat
 from mkc.runtime.text import load_tokenizer
 from mkc.runtime.text.messages import ChatRequest
+from tests.runtime.constraints import Constraint
 from tests.runtime.fake_backend import VOCAB
 from tests.runtime.fake_backend import FakeBackend
 from tests.runtime.fake_backend import scrambled
 from tests.runtime.text.checkpoints import byte_level_checkpoint
 
 PROMPT = (5, 6, 7)
+NOTHING = np.zeros(VOCAB, bool)
 
 
 def greedy(prompt: Sequence[int], count: int) -> tuple[int, ...]:
@@ -245,7 +247,8 @@ def test_an_error_ends_its_own_sequence_only() -> None:
     """A mask that allows nothing, beside a sequence that goes on."""
     generator = Generator(FakeBackend(batch=2))
     blocked = Request(
-        tokens=PROMPT, allowed=lambda output: np.zeros(VOCAB, bool) if len(output) == 2 else None
+        tokens=PROMPT,
+        constraint=Constraint(lambda output: ~NOTHING if len(output) < 2 else NOTHING),
     )
     bad, good = generate(generator, [blocked, Request(tokens=(9,), max_tokens=6)])
     assert bad.finish.reason is FinishReason.ERROR
@@ -342,14 +345,15 @@ def test_a_launch_has_no_more_rounds_than_asked_for_or_needed() -> None:
 
 
 def test_a_launch_never_goes_beyond_the_context() -> None:
-    """The backend asserts it: a short sequence near the end holds the launch back."""
+    """The backend asserts it: a sequence near the end has fewer rounds than another."""
     backend = FakeBackend(batch=2, context=24, rounds=8)
     requests = [Request(tokens=(4,)), Request(tokens=[3] * 20)]
     outputs = generate(Generator(backend, chunk_rows=24), requests)
     assert [len(one.tokens) for one in outputs] == [23, 4]
+    assert max(backend.launches) == 8
 
 
-def test_a_launch_ends_at_a_stop_id_that_all_sequences_share() -> None:
+def test_a_launch_ends_at_a_stop_id() -> None:
     expected = greedy(PROMPT, 4)
     backend = FakeBackend(rounds=8)
     generator = Generator(backend, stop_ids={expected[3]})
@@ -358,7 +362,7 @@ def test_a_launch_ends_at_a_stop_id_that_all_sequences_share() -> None:
 
 
 def test_a_stop_id_of_one_sequence_does_not_stop_another() -> None:
-    """A backend stops everybody at the ids of a launch, so these are only what all agree on."""
+    """Each has its own in a launch; the other goes on in the same launch."""
     expected = greedy(PROMPT, 12)
     other = (9, 9)
     stop = expected[4]
@@ -405,24 +409,55 @@ def test_log_probabilities_of_every_token() -> None:
     for token, chosen, best in zip(
         output.tokens, output.logprobs, output.alternatives, strict=True
     ):
-        expected = log_softmax(scrambled(history))
+        expected = log_probabilities(scrambled(history), np.arange(VOCAB))
         assert (chosen.token, chosen.logprob) == (token, expected[token])
         assert [one.token for one in best] == np.argsort(-expected)[:3].tolist()
         history.append(token)
 
 
-def test_a_mask_is_asked_with_the_output_so_far() -> None:
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_constraint_is_asked_before_each_token_and_told_each(temperature: float) -> None:
+    """One round per launch; the backend masks for a greedy sequence, the host for another."""
     asked: list[list[int]] = []
 
-    def even(output: Sequence[int]) -> Array:
+    def odd_after_even(output: Sequence[int]) -> Array:
         asked.append(list(output))
-        return np.arange(VOCAB) % 2 == 0
+        return np.arange(VOCAB) % 2 == len(output) % 2
 
-    output = Generator(FakeBackend(rounds=4)).generate(
-        Request(tokens=PROMPT, allowed=even, max_tokens=5)
+    backend, constraint = FakeBackend(rounds=4), Constraint(odd_after_even)
+    request = Request(
+        tokens=PROMPT,
+        sampling=SamplingParams(temperature=temperature, seed=1),
+        constraint=constraint,
+        max_tokens=5,
     )
-    assert all(token % 2 == 0 for token in output.tokens)
+    output = Generator(backend).generate(request)
+    assert [token % 2 for token in output.tokens] == [0, 1, 0, 1, 0]
     assert asked == [list(output.tokens[:count]) for count in range(5)]
+    assert constraint.output == list(output.tokens)
+    assert backend.launches == [1] * 4
+
+
+def test_a_constraint_binds_its_own_sequence_only() -> None:
+    """A greedy, a sampled and a free sequence in the same launches."""
+
+    def even() -> Constraint:
+        return Constraint(lambda output: np.arange(VOCAB) % 2 == 0)
+
+    free = Request(tokens=(9,), max_tokens=6)
+    requests = [
+        Request(tokens=PROMPT, constraint=even(), max_tokens=6),
+        free,
+        Request(
+            tokens=PROMPT,
+            sampling=SamplingParams(temperature=1.0, seed=1),
+            constraint=even(),
+            max_tokens=6,
+        ),
+    ]
+    greedy_one, unbound, sampled = generate(Generator(FakeBackend(batch=3, rounds=4)), requests)
+    assert all(token % 2 == 0 for token in (*greedy_one.tokens, *sampled.tokens))
+    assert unbound.tokens == greedy((9,), 6)
 
 
 def test_a_repetition_penalty_remembers_the_prompt_and_the_output() -> None:

@@ -17,9 +17,11 @@ from mkc.runtime.request import FinishReason
 from mkc.runtime.request import Request
 from mkc.runtime.sampling import Array
 from mkc.runtime.sampling import SamplingParams
+from mkc.runtime.token_masks import pack_mask
 from tests.goldens import golden_case
 from tests.runtime.backends import BATCH
 from tests.runtime.backends import backend_of
+from tests.runtime.constraints import Constraint
 
 # The kernel of the larger model takes half a minute to compile for the interpreter.
 LANE_REFERENCE = pytest.param("qwen38_lane", "reference", 1, id="lane-reference")
@@ -148,11 +150,11 @@ def test_what_an_idle_slot_remembers_does_not_change(backend: Backend) -> None:
     backend.prefill(0, PROMPTS[0], 0)
     backend.step([7, 0, 0], [5, 0, 0], [True, False, False])
     assert remembered(backend, 1, seen) == before
-    backend.greedy_rounds([7, 0, 8], [6, 0, 0], [True, False, True], rounds=3)
+    backend.greedy_rounds([7, 0, 8], [6, 0, 0], [True, False, True], rounds=[3] * BATCH)
     kept = backend.save(0, start=0, end=9)
     backend.restore(2, [kept])
     backend.reset(0)
-    backend.greedy_rounds([7, 0, 8], [0, 0, 9], [True, False, True], rounds=4)
+    backend.greedy_rounds([7, 0, 8], [0, 0, 9], [True, False, True], rounds=[4] * BATCH)
     assert remembered(backend, 1, seen) == before
     # And it goes on as if nothing had happened.
     logits = backend.step([0, 9, 0], [0, seen, 0], [False, True, False]).logits[1]
@@ -194,7 +196,8 @@ def test_a_reset_slot_remembers_nothing(backend: Backend) -> None:
 @on(BACKENDS)
 def test_rounds_of_one_launch_are_steps(backend: Backend) -> None:
     backend.prefill(0, PROMPTS[0], 0)
-    emitted = backend.greedy_rounds([9, 0, 0], [5, 0, 0], [True, False, False], rounds=3)[:, 0]
+    only = [True, False, False]
+    emitted = backend.greedy_rounds([9, 0, 0], [5, 0, 0], only, rounds=[3] * BATCH)[:, 0]
     state = remembered(backend, 0, 8)
     backend.reset(0)
     backend.prefill(0, PROMPTS[0], 0)
@@ -205,6 +208,66 @@ def test_rounds_of_one_launch_are_steps(backend: Backend) -> None:
         tokens.append(int(result.next_token[0]))
     assert tokens[1:] == emitted.tolist()
     assert remembered(backend, 0, 8) == state
+
+
+@on(BACKENDS)
+def test_each_slot_of_a_launch_ends_by_itself(backend: Backend) -> None:
+    """By its rounds or its own stop id: it then remembers what it was fed, and no more."""
+
+    def launch(*, rounds: list[int], stop_ids: list[list[int]]) -> Array:
+        for slot, prompt in enumerate(PROMPTS):
+            backend.reset(slot)
+            backend.prefill(slot, prompt, 0)
+        places = [len(prompt) for prompt in PROMPTS]
+        return backend.greedy_rounds([9] * 3, places, [True] * 3, rounds=rounds, stop_ids=stop_ids)
+
+    full = launch(rounds=[4] * 3, stop_ids=[])
+    stop = int(full[1, 1])
+    assert full[0, 1] != stop
+    shorter = launch(rounds=[1, 2, 3], stop_ids=[])
+    seen = [len(prompt) + fed for prompt, fed in zip(PROMPTS, (1, 2, 3), strict=True)]
+    expected = [remembered(backend, slot, seen[slot]) for slot in range(BATCH)]
+    stopped = launch(rounds=[1, 4, 3], stop_ids=[[], [stop], []])
+    assert len(shorter) == len(stopped) == 3
+    for slot, fed in enumerate((1, 2, 3)):
+        assert_array_equal(shorter[:fed, slot], full[:fed, slot])
+        assert_array_equal(stopped[:fed, slot], full[:fed, slot])
+        assert remembered(backend, slot, seen[slot]) == expected[slot]
+
+
+@on(BACKENDS)
+def test_masks_of_allowed_tokens(backend: Backend) -> None:
+    """The largest logit of the allowed tokens, of each slot; others are minus infinity."""
+    free = backend.step([1, 2, 3], [0, 0, 0], [True] * 3)
+    allowed = np.arange(backend.vocab) % 7 == 3
+    expected = np.where(allowed, free.logits[1], -np.inf)
+    for slot in range(BATCH):
+        backend.reset(slot)
+    masks = [None, pack_mask(allowed), None]
+    masked = backend.step([1, 2, 3], [0, 0, 0], [True] * 3, masks=masks)
+    assert_array_equal(masked.logits, [free.logits[0], expected, free.logits[2]])
+    assert_array_equal(masked.next_token[[0, 2]], free.next_token[[0, 2]])
+    assert masked.next_token[1] == expected.argmax()
+    places = [1, 1, 1]
+    emitted = backend.greedy_rounds([1, 2, 3], places, [True] * 3, rounds=[2] * 3, masks=masks)
+    assert allowed[emitted[:, 1]].all()
+
+
+@on(BACKENDS)
+def test_a_constraint_decides_what_a_greedy_sequence_says(backend: Backend) -> None:
+    """As when the host masks the logits, which it does for a sequence with a bias."""
+    outputs = []
+    for bias in ({}, {0: 0.0}):
+        constraint = Constraint(lambda output: np.arange(backend.vocab) % 3 == len(output) % 3)
+        request = Request(
+            tokens=PROMPTS[0],
+            sampling=SamplingParams(logit_bias=bias),
+            constraint=constraint,
+            max_tokens=6,
+        )
+        outputs.append(Generator(backend).generate(request).tokens)
+    assert outputs[0] == outputs[1]
+    assert [token % 3 for token in outputs[0]] == [0, 1, 2, 0, 1, 2]
 
 
 @on(BACKENDS)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from mkc.ir.graph import StateKind
 from mkc.ir.reference import compile_step
-from mkc.runtime.prefill import block_sizes
-from mkc.runtime.prefill import divide_prompt
+from mkc.prompt_blocks import block_sizes
+from mkc.prompt_blocks import divide_prompt
 from tests.goldens import CASES
 from tests.goldens import CONTEXT
 from tests.goldens import golden_case

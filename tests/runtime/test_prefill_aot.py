@@ -10,6 +10,7 @@ import pytest
 
 from mkc import Graph
 from mkc.driver import lower_graph
+from mkc.hbm_plan import prefill_workspace
 from mkc.report import rank_bytes
 from mkc.runtime.prefill_aot import PrefillAot
 from mkc.runtime.prefill_aot import compile_prefill_ahead
@@ -36,11 +37,13 @@ def check(rows: int, batch: int, context: int, workspace_bytes: int) -> None:
     """Nothing is copied that has the size of weights or states."""
     found = compiled(rows, batch, context)
     assert found.ok, found.error
-    program = lower_graph(graph(batch, context), load_target(TARGET), tp=RANKS).program
-    weights, states = rank_bytes(program)
+    lowered = lower_graph(graph(batch, context), load_target(TARGET), tp=RANKS)
+    weights, states = rank_bytes(lowered.program)
     assert found.argument_bytes >= weights + states
     assert found.aliased_bytes >= states, "a state is not changed in place"
     assert found.temporary_bytes <= workspace_bytes
+    computed = prefill_workspace(lowered.steps.sharded.graph, rows)
+    assert found.temporary_bytes <= computed, "the plan of the memory counts too little"
     assert found.large_copies == ()
 
 

@@ -26,10 +26,12 @@ from mkc.runtime.sampling import TokenCounts
 from mkc.runtime.sampling import changed_logits
 from mkc.runtime.sampling import choose
 from mkc.runtime.sampling import draw
+from mkc.runtime.sampling import draw_of_all
 from mkc.runtime.sampling import kept_tokens
 from mkc.runtime.sampling import largest
-from mkc.runtime.sampling import log_softmax
+from mkc.runtime.sampling import log_probabilities
 from mkc.runtime.sampling import nucleus
+from mkc.runtime.sampling import nucleus_of_logits
 from mkc.runtime.sampling import uniform
 
 DRAWS = 50_000
@@ -323,9 +325,11 @@ def test_a_nucleus_is_the_smallest_set_with_its_mass(weights: Array, mass: float
     assert not len(others) or others.max() <= smallest
 
 
-def test_log_softmax_of_large_logits() -> None:
+def test_log_probabilities_of_large_logits() -> None:
     logits = np.array([1e4, 1e4, -1e4, -inf], np.float32)
-    assert_allclose(log_softmax(logits), [log(0.5), log(0.5), -2e4 + log(0.5), -inf])
+    assert_allclose(
+        log_probabilities(logits, np.arange(4)), [log(0.5), log(0.5), -2e4 + log(0.5), -inf]
+    )
 
 
 @pytest.mark.parametrize(
@@ -350,3 +354,50 @@ def test_log_softmax_of_large_logits() -> None:
 def test_values_out_of_range(field: dict[str, Any]) -> None:
     with pytest.raises(GenerationOptionError, match=next(iter(field))):
         SamplingParams(**field)
+
+
+@pytest.mark.parametrize("size", [300, 5_000, 70_000])
+@pytest.mark.parametrize("count", [0, 1, 20, 64, 256])
+def test_largest_of_a_large_vocabulary(size: int, count: int) -> None:
+    """Groups narrow the search; logits with many ties, and with removed tokens."""
+    values = np.random.default_rng(size).integers(-40, 40, size).astype(np.float32) / 8
+    values[::3] = -inf
+    order = np.argsort(-values, kind="stable")
+    assert_array_equal(largest(values, count), order[:count])
+    equal = np.zeros(size, np.float32)
+    assert_array_equal(largest(equal, count), np.arange(count))
+
+
+@pytest.mark.parametrize("spread", [0.5, 3.0, 12.0])
+@pytest.mark.parametrize("temperature", [1e-5, 0.3, 1.0, 4.0])
+def test_a_nucleus_of_logits_is_that_of_exact_weights(spread: float, temperature: float) -> None:
+    """With many tokens in it and few, and with its end where a rough sum cannot tell."""
+    logits = np.random.default_rng(1).normal(0, spread, 5_000).astype(np.float32)
+    logits[::7] = -inf
+    weights = np.exp((logits.astype(np.float64) - float(logits.max())) / temperature)
+    sums = np.cumsum(np.sort(weights)[::-1])
+    borders = [float(sums[place] / sums[-1]) for place in (0, 9, 200)]
+    for mass in (0.01, 0.5, 0.9, 0.999, *(one for one in borders if one < 1)):
+        found = nucleus_of_logits(logits, temperature, mass)
+        assert_array_equal(found, nucleus(weights, mass))
+
+
+@pytest.mark.parametrize("spread", [0.5, 3.0, 12.0])
+def test_a_draw_of_all_tokens_is_the_draw_of_exact_weights(spread: float) -> None:
+    """Also at the borders of intervals, where rough sums cannot tell."""
+    logits = np.random.default_rng(1).normal(0, spread, 20_000).astype(np.float32)
+    logits[::7] = -inf
+    for temperature in (1e-5, 0.7, 1.0, 4.0):
+        ids, probabilities = kept_tokens(logits, SamplingParams(temperature=temperature))
+        sums = np.cumsum(probabilities)
+        borders = [float(one) for one in sums[np.argsort(-probabilities)[:20]] if one < 1]
+        for number in (0.0, 1 - 2.0**-53, *borders, *numbers(3)[:50]):
+            found = draw_of_all(logits, temperature, number)
+            assert found in _near(ids, sums, number), (temperature, number)
+
+
+def _near(ids: Array, sums: Array, number: float) -> list[int]:
+    """The id whose interval has `number`; both where it is a border within rounding of f64."""
+    slack = 1e-12
+    ends = np.searchsorted(sums, [number - slack, number + slack], side="right")
+    return [int(one) for one in ids[ends[0] : ends[1] + 1]]

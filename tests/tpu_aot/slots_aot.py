@@ -1,4 +1,6 @@
-"""Compiles what parks and restores slots for a TPU; prints JSON. A process of its own runs it.
+"""Compiles what saves, restores and clears slots for a TPU; prints JSON.
+
+A process of its own runs it:
 
 `python -m tests.tpu_aot.slots_aot TARGET BATCH ROWS`
 """
@@ -62,7 +64,8 @@ def main(target: str, batch: int, rows: int) -> None:
             one.size * one.dtype.itemsize // program.ranks for one in operands.values()
         )
     }
-    for name, compiled in (("take", take), ("put", put)):
+    clear = slots.clear.lower(operands, scalar).compile()
+    for name, compiled in (("take", take), ("put", put), ("clear", clear)):
         memory, hlo = compiled.memory_analysis(), compiled.as_text()
         assert memory is not None
         assert hlo is not None

@@ -28,13 +28,16 @@ class Case:
     batch: int = 1
     context: int = 4096
     rounds: int = 1
+    served: bool = False  # with logits and masks of tokens, as a backend runs it
 
     def __str__(self) -> str:
-        return f"{self.target}-b{self.batch}-c{self.context}-r{self.rounds}"
+        served = "-served" if self.served else ""
+        return f"{self.target}-b{self.batch}-c{self.context}-r{self.rounds}{served}"
 
 
 MAIN = Case(target="tpu7x:2x2x1")
 BATCHED = Case(target="tpu7x:2x2x1", batch=8)
+SERVED = Case(target="tpu7x:2x2x1", batch=8, rounds=64, served=True)
 OTHERS = (
     Case(target="tpu7x:2x2x1", context=131_072),
     Case(target="tpu7x:2x2x1", rounds=64),
@@ -53,11 +56,17 @@ SLOW = (
 def compiled(case: Case) -> CompileResult:
     graph = MODEL.trace(loads(CONFIG.read_text()), batch=case.batch, context=case.context)
     return compile_graph(
-        CompileRequest(graph=graph, target=case.target, rounds_per_launch=case.rounds)
+        CompileRequest(
+            graph=graph,
+            target=case.target,
+            rounds_per_launch=case.rounds,
+            logits=case.served,
+            token_masks=case.served,
+        )
     )
 
 
-@pytest.mark.parametrize("case", [MAIN, BATCHED, *OTHERS], ids=str)
+@pytest.mark.parametrize("case", [MAIN, BATCHED, SERVED, *OTHERS], ids=str)
 def test_the_compiler_makes_one_launch_and_nothing_else(case: Case) -> None:
     aot = compiled(case).report["aot"]
     assert aot["ok"]
@@ -65,13 +74,26 @@ def test_the_compiler_makes_one_launch_and_nothing_else(case: Case) -> None:
     assert aot["other_ops"] == []
 
 
-@pytest.mark.parametrize("case", [MAIN, BATCHED], ids=str)
+@pytest.mark.parametrize("case", [MAIN, BATCHED, SERVED], ids=str)
 def test_states_and_caches_are_changed_in_place(case: Case) -> None:
     """The returned arrays are the donated ones, all of them."""
     report = compiled(case).report
     updated = [one for one in compiled(case).lowered.program.operands if one.updated]
     assert len(updated) == 4
     assert report["aot"]["aliased_bytes"] >= sum(operand_bytes(one) for one in updated)
+
+
+@pytest.mark.parametrize("case", [MAIN, BATCHED, SERVED], ids=str)
+def test_the_plan_of_the_memory_is_what_the_compiler_finds(case: Case) -> None:
+    """All arguments; the compiler's tiles of narrow bf16 arrays are smaller than those of VMEM."""
+    report = compiled(case).report
+    parts = {one["name"]: one["bytes"] for one in report["hbm"]["parts"]}
+    arguments = sum(
+        parts[name]
+        for name in ("weight tape", "other weights", "recurrent states", "key-value caches")
+    )
+    assert arguments == pytest.approx(report["aot"]["argument_bytes"], rel=0.001)
+    assert report["hbm"]["total_bytes"] <= report["hbm"]["limit_bytes"]
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Parking and restoring slots of the full-size kernel, compiled by the real TPU compiler."""
+"""Saving, restoring and clearing slots at full size, compiled by the real TPU compiler."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def test_slots_are_changed_in_place(tmp_path: Path) -> None:
         check=True,
     )
     found = loads(child.stdout.splitlines()[-1])
-    take, put = found["take"], found["put"]
-    for one in (take, put):
+    take, put, clear = found["take"], found["put"], found["clear"]
+    for one in (take, put, clear):
         assert one["temporary_bytes"] < MIB
         assert one["collectives"] == []
         assert one["copied_elements"] < MIB
-    assert put["aliased_bytes"] == found["state_bytes"]
+    assert put["aliased_bytes"] == clear["aliased_bytes"] == found["state_bytes"]
     # One slot's recurrent and convolution states, and hardly any cache rows.
     assert take["output_bytes"] < found["state_bytes"] / BATCH

@@ -26,6 +26,8 @@ from mkc.codegen_pallas.support.launch import Operand
 from mkc.codegen_pallas.support.launch import abstract_arguments
 from mkc.codegen_pallas.support.launch import build
 from mkc.codegen_pallas.support.launch import operand_format
+from mkc.codegen_pallas.support.masks import fetch_masks
+from mkc.codegen_pallas.support.masks import mask_tokens
 from mkc.codegen_pallas.support.matmul import copy_out
 from mkc.codegen_pallas.support.matmul import lanes
 from mkc.codegen_pallas.support.matmul import narrow_matmul
@@ -93,12 +95,14 @@ __all__ = [
     "end_round",
     "entry_barrier",
     "exp",
+    "fetch_masks",
     "gelu_tanh",
     "join",
     "kv_drain",
     "kv_prologue",
     "l2_norm",
     "local_argmax",
+    "mask_tokens",
     "negate",
     "operand_format",
     "per_head",

@@ -3,6 +3,7 @@
 Tiles of cache rows are fetched in the order of their use: by layer, then sequence, then position.
 A sequence's last tile is the one that holds its position, where the new key and value row belongs.
 The row is patched into the tile in VMEM and written to the cache from a block of its own.
+A sequence that rests, that is with a negative position, has no tiles and writes nothing.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class KvStream:
       key_new: `[batch, 16, kv_heads * head_dim]` bf16 in VMEM, as is `value_new`: the blocks of
         rows on their way to the cache.
       written: DMA semaphores `[2, batch]`: keys, values.
+      awake: `[batch]` i32 in SMEM: the sequences that do not rest, in order.
       tile: rows per tile, a multiple of 16 that divides the context.
     """
 
@@ -53,6 +55,7 @@ class KvStream:
     key_new: Ref
     value_new: Ref
     written: Ref
+    awake: Ref
     layers: int
     slots: int
     tile: int
@@ -67,16 +70,18 @@ class KvCursor(NamedTuple):
     Attributes:
       slot: the slot to consume next, which is also the next to refill.
       layer: of the next tile to fetch, `slots` tiles ahead of the one to consume.
-      sequence: of the next tile to fetch.
+      turn: index in `KvStream.awake` of the sequence of the next tile to fetch.
       tile: the next tile to fetch.
       calls: attention calls so far, which is the layer that consumes next.
+      turns: sequences that do not rest.
     """
 
     slot: Scalar
     layer: Scalar
-    sequence: Scalar
+    turn: Scalar
     tile: Scalar
     calls: Scalar
+    turns: Scalar
 
 
 def _tiles(kv: KvStream, position: Scalar) -> jax.Array:
@@ -106,40 +111,54 @@ def _writes(kv: KvStream, layer: Scalar, sequence: Scalar, first_row: Scalar) ->
     ]
 
 
-def _fetch_next(kv: KvStream, cursor: KvCursor, positions: Ref, batch: int) -> KvCursor:
+def _fetch_next(kv: KvStream, cursor: KvCursor, positions: Ref) -> KvCursor:
     """Fetches the next tile, if any is left, into `cursor.slot` and moves on."""
+    sequence = kv.awake[cursor.turn]
 
     @pl.when(cursor.layer < kv.layers)
     def _start() -> None:
-        for copy in _fetches(kv, cursor.layer, cursor.sequence, cursor.tile, cursor.slot):
+        for copy in _fetches(kv, cursor.layer, sequence, cursor.tile, cursor.slot):
             copy.start(priority=AHEAD_OF_TAPE)
 
-    last_tile = cursor.tile + 1 == _tiles(kv, positions[cursor.sequence])
-    tile = jnp.where(last_tile, 0, cursor.tile + 1)
-    last_sequence = last_tile & (cursor.sequence == batch - 1)
-    following = jnp.where(last_tile, cursor.sequence + 1, cursor.sequence)
-    sequence = jnp.where(last_sequence, 0, following)
-    layer = jnp.where(last_sequence, cursor.layer + 1, cursor.layer)
-    return KvCursor(
+    last_tile = cursor.tile + 1 == _tiles(kv, positions[sequence])
+    last_turn = last_tile & (cursor.turn >= cursor.turns - 1)
+    following = jnp.where(last_tile, cursor.turn + 1, cursor.turn)
+    return cursor._replace(
         slot=wrapped_next(cursor.slot, kv.slots),
-        layer=layer,
-        sequence=sequence,
-        tile=tile,
-        calls=cursor.calls,
+        layer=jnp.where(last_turn, cursor.layer + 1, cursor.layer),
+        turn=jnp.where(last_turn, 0, following),
+        tile=jnp.where(last_tile, 0, cursor.tile + 1),
     )
+
+
+def _list_awake(kv: KvStream, positions: Ref, batch: int) -> jax.Array:
+    """Lists the sequences that do not rest. Returns how many there are."""
+    turns = jnp.int32(0)
+    for sequence in range(batch):
+        kv.awake[turns] = sequence  # the next one overwrites it when this one rests
+        turns = turns + (positions[sequence] >= 0).astype(jnp.int32)
+    return turns
 
 
 def kv_prologue(kv: KvStream, positions: Ref, batch: int) -> KvCursor:
     """Starts the first `slots` tiles, or all when there are fewer.
 
     Args:
-      positions: `[batch]` i32 in SMEM, each in 0 .. context - 1.
+      positions: `[batch]` i32 in SMEM, each below the context; negative ones rest.
     """
     zero = jnp.int32(0)
-    start = KvCursor(slot=zero, layer=zero, sequence=zero, tile=zero, calls=zero)
+    turns = _list_awake(kv, positions, batch)
+    start = KvCursor(
+        slot=zero,
+        layer=jnp.where(turns == 0, kv.layers, 0),  # nothing to fetch
+        turn=zero,
+        tile=zero,
+        calls=zero,
+        turns=turns,
+    )
 
     def fetch(_: jax.Array, cursor: KvCursor) -> KvCursor:
-        return _fetch_next(kv, cursor, positions, batch)
+        return _fetch_next(kv, cursor, positions)
 
     result: KvCursor = lax.fori_loop(0, kv.slots, fetch, start)
     return result
@@ -229,13 +248,14 @@ def attention(
     k: View,
     v: View,
     out: View,
-    batch: int,
     heads: int,
     kv_heads: int,
     head_dim: int,
     scale: float,
 ) -> KvCursor:
     """Writes each sequence's key and value row to the cache and attends to rows 0 .. position.
+
+    Sequences that rest are left out: their rows of `out` are kept.
 
     Scores, scale and softmax in f32; the exponentials are rounded to bf16 for the product with the
     values, which is accumulated in f32; the result is rounded to bf16. Call once per layer.
@@ -250,7 +270,8 @@ def attention(
     group = heads // kv_heads
     layer = cursor.calls
 
-    def one_sequence(sequence: jax.Array, cursor: KvCursor) -> KvCursor:
+    def one_turn(turn: jax.Array, cursor: KvCursor) -> KvCursor:
+        sequence = kv.awake[turn]
         position = positions[sequence]
         tiles = _tiles(kv, position)
         query_row = q.row(sequence)
@@ -296,7 +317,7 @@ def attention(
                 )
                 for head in range(kv_heads)
             ]
-            return _fetch_next(kv, cursor, positions, batch), softmax
+            return _fetch_next(kv, cursor, positions), softmax
 
         rows = queries[0].shape[0]
         empty = _Softmax(
@@ -312,12 +333,19 @@ def attention(
         out.store_row(sequence, row)
         return cursor
 
-    cursor = lax.fori_loop(0, batch, one_sequence, cursor)
+    cursor = lax.fori_loop(0, cursor.turns, one_turn, cursor)
     return cursor._replace(calls=layer + 1)
 
 
-def kv_drain(kv: KvStream, batch: int) -> None:
-    """Waits for the last layer's writes to the cache. Call once, after the last layer."""
+def kv_drain(kv: KvStream, positions: Ref, batch: int) -> None:
+    """Waits for the last layer's writes to the cache. Call once, after the last layer.
+
+    Args:
+      positions: as given to `kv_prologue`.
+    """
     for sequence in range(batch):
-        for copy in _writes(kv, 0, sequence, 0):
-            copy.wait()
+
+        @pl.when(positions[sequence] >= 0)
+        def _wait(sequence: int = sequence) -> None:
+            for copy in _writes(kv, 0, sequence, 0):
+                copy.wait()

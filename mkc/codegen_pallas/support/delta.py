@@ -8,6 +8,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from mkc.codegen_pallas.support.refs import LANES
+from mkc.codegen_pallas.support.refs import Ref
 from mkc.codegen_pallas.support.refs import Scalar
 from mkc.codegen_pallas.support.refs import View
 from mkc.codegen_pallas.support.streams import Stream
@@ -61,6 +62,7 @@ def _down_the_rows(row: jax.Array, columns: int) -> jax.Array:
 def delta_rule(
     stream: Stream,
     cursor: StreamCursor,
+    positions: Ref,
     *,
     q: View,
     k: View,
@@ -80,9 +82,13 @@ def delta_rule(
     `o = S^T q`, and `o` is rounded to bf16. A state's rows are keys, so both products are sums
     over rows, which cost less than sums over lanes.
 
+    The state of a sequence that rests passes through the ring unchanged, and its row of `out` is
+    kept.
+
     Args:
       stream: states, one item `[value_heads * key_dim, value_dim]` f32 per sequence, with
         write-back.
+      positions: `[batch]` i32 in SMEM; a sequence with a negative one rests.
       q: `[R, key_heads * key_dim]`, as is `k`.
       v: `[R, value_heads * value_dim]`, as is `out`; rows of `out` from `batch` on are kept.
       beta: `[R, value_heads]`, as is `decay`.
@@ -111,18 +117,25 @@ def delta_rule(
             result = jnp.sum(state * queries, axis=0, keepdims=True)
             _store_head_row(out, sequence, value_head, round_bf16(result))
 
-    def one_sequence(sequence: jax.Array, cursor: StreamCursor) -> StreamCursor:
-        stream_wait(stream, cursor)
+    def all_heads(sequence: jax.Array, slot: Scalar) -> None:
         if value_heads <= UNROLLED_HEADS:
             for head in range(key_heads):
-                key_head(sequence, cursor.slot, head)
-        else:
+                key_head(sequence, slot, head)
+            return
 
-            def one_head(head: jax.Array, carry: jax.Array) -> jax.Array:
-                key_head(sequence, cursor.slot, head)
-                return carry
+        def one_head(head: jax.Array, carry: jax.Array) -> jax.Array:
+            key_head(sequence, slot, head)
+            return carry
 
-            lax.fori_loop(0, key_heads, one_head, jnp.int32(0))
+        lax.fori_loop(0, key_heads, one_head, jnp.int32(0))
+
+    def one_sequence(sequence: jax.Array, cursor: StreamCursor) -> StreamCursor:
+        stream_wait(stream, cursor)
+
+        @pl.when(positions[sequence] >= 0)
+        def _awake() -> None:
+            all_heads(sequence, cursor.slot)
+
         return stream_advance(stream, cursor)
 
     result: StreamCursor = lax.fori_loop(0, batch, one_sequence, cursor)

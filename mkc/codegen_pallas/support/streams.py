@@ -114,18 +114,22 @@ def stream_drain(stream: Stream) -> None:
 def embed(*, table: Ref, tokens: Ref, blocks: Ref, sem: Ref, out: Ref, batch: int) -> None:
     """Looks up one table row per sequence; rows of `out` from `batch` on become zero.
 
-    A copy moves whole tiles, so it takes the block of 16 rows that holds the token.
+    A copy moves whole tiles, so it takes the block of 16 rows that holds the token. A negative
+    number, the position of a row that rests, stands for row 0: nothing checks bounds on a TPU.
 
     Args:
       table: `[V, H]` bf16 in HBM, V a multiple of 16.
-      tokens: `[batch]` i32 in SMEM, each in 0 .. V - 1.
+      tokens: `[batch]` i32 in SMEM, each below V.
       blocks: `[batch, 16, H]` bf16 in VMEM.
       sem: one DMA semaphore.
       out: `[R, H]` f32 in VMEM; lanes beyond H become zero.
     """
 
+    def row_of(index: Scalar) -> jax.Array:
+        return jnp.maximum(tokens[index], 0)
+
     def block(index: Scalar) -> Any:
-        first = pl.multiple_of(tokens[index] & -BF16_ROWS, BF16_ROWS)
+        first = pl.multiple_of(row_of(index) & -BF16_ROWS, BF16_ROWS)
         return pltpu.make_async_copy(table.at[pl.ds(first, BF16_ROWS), :], blocks.at[index], sem)
 
     for index in range(batch):
@@ -135,7 +139,7 @@ def embed(*, table: Ref, tokens: Ref, blocks: Ref, sem: Ref, out: Ref, batch: in
 
     def select(index: jax.Array, carry: jax.Array) -> jax.Array:
         rows = blocks[index].astype(jnp.float32)
-        mine = lax.broadcasted_iota(jnp.int32, rows.shape, 0) == (tokens[index] & (BF16_ROWS - 1))
+        mine = lax.broadcasted_iota(jnp.int32, rows.shape, 0) == (row_of(index) & (BF16_ROWS - 1))
         row = jnp.sum(jnp.where(mine, rows, 0.0), axis=0, keepdims=True)
         if padding:  # a run-time row is stored with all its lanes
             row = jnp.concatenate([row, jnp.zeros((1, padding), jnp.float32)], axis=1)

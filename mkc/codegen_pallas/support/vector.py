@@ -89,9 +89,9 @@ def l2_norm(x: jax.Array, *, eps: float, heads: int) -> jax.Array:
 
 
 def positions_column(positions: Ref, batch: int, rows: int) -> jax.Array:
-    """Positions `[batch]` i32 in SMEM as a column `[rows, 1]` f32, zero from row `batch` on."""
+    """Positions `[batch]` i32 in SMEM as a column `[rows, 1]` f32, -1 from row `batch` on."""
     row = lax.broadcasted_iota(jnp.int32, (rows, 1), 0)
-    column = jnp.zeros((rows, 1), jnp.float32)
+    column = jnp.full((rows, 1), -1.0, jnp.float32)
     for index in range(batch):
         column = jnp.where(row == index, positions[index].astype(jnp.float32), column)
     return column

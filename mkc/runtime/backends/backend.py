@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 from typing import Protocol
+from typing import runtime_checkable
 
+from mkc.runtime.sampling import SamplingParams
 from mkc.runtime.shards import Array
+from mkc.runtime.token_masks import Masks
 
 type BackendName = Literal["tpu", "interpret", "reference"]
 
@@ -50,7 +53,7 @@ class Backend(Protocol):
     """Runs a model for `batch` independent slots; each slot remembers one sequence.
 
     A call changes what the slots it names remember, and of no other slot: bit for bit, also where
-    the kernel itself computes every row in every step.
+    a step computes every row.
 
     Attributes:
       name: which backend this is; it is reported, and never replaced by another one.
@@ -59,7 +62,7 @@ class Backend(Protocol):
       vocab: token ids are below this.
       prefill_rows: most prompt tokens of one compiled prefill program.
       rounds_per_launch: most steps of one `greedy_rounds`.
-      stop_ids_per_launch: most stop ids that `greedy_rounds` looks for.
+      stop_ids_per_launch: most stop ids of a slot that `greedy_rounds` looks for.
     """
 
     @property
@@ -86,9 +89,19 @@ class Backend(Protocol):
         ...
 
     def step(
-        self, tokens: Sequence[int], positions: Sequence[int], active: Sequence[bool]
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        active: Sequence[bool],
+        *,
+        masks: Masks = (),
     ) -> StepResult:
-        """Feeds one token to every active slot. All arguments have one entry per slot."""
+        """Feeds one token to every active slot. All arguments have one entry per slot.
+
+        Args:
+          masks: which tokens each slot may emit; empty for all. At least one must be allowed.
+            Logits of others are minus infinity.
+        """
         ...
 
     def greedy_rounds(
@@ -97,20 +110,24 @@ class Backend(Protocol):
         positions: Sequence[int],
         active: Sequence[bool],
         *,
-        rounds: int,
-        stop_ids: Sequence[int] = (),
+        rounds: Sequence[int],
+        stop_ids: Sequence[Sequence[int]] = (),
+        masks: Masks = (),
     ) -> Array:
-        """Up to `rounds` steps in which every active slot is fed what it has just emitted.
+        """Steps in which every active slot is fed what it has just emitted.
 
-        May end early when every active slot has emitted a stop id. What a slot remembers after its
-        stop id is undefined until it is reset or restored.
+        A slot rests when it has had its rounds or has emitted one of its stop ids: it then
+        remembers what it was fed, which is all but the last token that it emitted.
 
         Args:
           tokens, positions, active: of the first step.
-          rounds: 1 to `rounds_per_launch`; no slot may get beyond the context.
+          rounds: most steps of each slot, 1 to `rounds_per_launch`, and within the context.
+          stop_ids: of each slot; empty for none at all.
+          masks: as for `step`, of all rounds.
 
         Returns:
-          What each round emitted, i32 [rounds that ran, batch].
+          What each round emitted, i32 [rounds that ran, batch]. At least as many rounds ran as the
+          longest slot took; what a slot emitted while it rested means nothing.
         """
         ...
 
@@ -135,6 +152,64 @@ class Backend(Protocol):
         Cache rows that the sequence has not reached are unspecified.
         """
         ...
+
+
+@runtime_checkable
+class DraftingBackend(Backend, Protocol):
+    """A backend that emits several tokens per round, and samples by itself.
+
+    Attributes:
+      drafts: most drafts of a slot in one round.
+    """
+
+    @property
+    def drafts(self) -> int: ...
+
+    def speculate(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        active: Sequence[bool],
+        *,
+        rounds: int,
+        budgets: Sequence[int],
+        sampling: Sequence[SamplingParams],
+        seeds: Sequence[int],
+        stop_ids: Sequence[Sequence[int]] = (),
+    ) -> Launch:
+        """Rounds in which every active slot goes on from its newest token.
+
+        A slot that gets the token that its last round ended with has drafts at once. It rests when
+        it has emitted a stop id or its budget; it must then be reset or restored.
+
+        Args:
+          tokens, positions, active: of the newest token of each slot, which has not been fed.
+          rounds: 1 to `rounds_per_launch`.
+          budgets: tokens that each slot may still emit; its last round may emit more.
+          sampling, seeds: of each slot; penalties, biases and alternatives have no effect.
+          stop_ids: of each slot.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What rounds emitted.
+
+    Attributes:
+      tokens: i32 [rounds, batch, rows per sequence]; the first `counts` of each are tokens.
+      counts: i32 [rounds, batch]; 0 for a slot that rested.
+      drafts: i32 [rounds, batch], how many were verified.
+    """
+
+    tokens: Array
+    counts: Array
+    drafts: Array
+
+    def of(self, slot: int) -> list[tuple[list[int], int]]:
+        """Tokens of one slot, and how many drafts were verified, by round that it took part in."""
+        rows = zip(self.tokens[:, slot], self.counts[:, slot], self.drafts[:, slot], strict=True)
+        return [(row[:count].tolist(), int(drafts)) for row, count, drafts in rows if count]
 
 
 def check_chain(snapshots: Sequence[Snapshot]) -> None:

@@ -1,10 +1,6 @@
 """The generated kernel, on TPUs or interpreted on the CPU.
 
-The kernel advances every row in every launch. What an idle slot remembers is therefore taken out
-before the first launch in which it idles (it is *parked*), and put back when the slot is used
-again; in between the kernel computes on what is left in the row, at position 0, where a launch
-reads and writes the fewest cache rows. Slots that nobody uses are parked from the start, so that a
-launch in which the same slots are active as in the last one moves nothing.
+A slot that is not active has a negative position in a launch, and so changes nothing it remembers.
 """
 
 from __future__ import annotations
@@ -22,8 +18,12 @@ from mkc.runtime.backends.backend import check_chain
 from mkc.runtime.backends.slots import Parts
 from mkc.runtime.backends.slots import SlotAccess
 from mkc.runtime.kernel import KernelSession
+from mkc.runtime.placement import local_part
+from mkc.runtime.placement import to_host
 from mkc.runtime.prefill import Prefill
 from mkc.runtime.shards import Array
+from mkc.runtime.token_masks import Masks
+from mkc.schedule.program import RESTING
 from mkc.schedule.program import STOP_IDS
 
 
@@ -32,10 +32,11 @@ class KernelBackend:
 
     stop_ids_per_launch = STOP_IDS
 
-    def __init__(self, session: KernelSession) -> None:
+    def __init__(self, session: KernelSession, *, prefill: Prefill | None = None) -> None:
         """
         Args:
           session: with its weights; its states become those of this backend.
+          prefill: of the session's kernel, with what has been compiled of it; None for a new one.
         """
         assert session.program.logits is not None, "the kernel does not return logits"
         self.session = session
@@ -43,36 +44,40 @@ class KernelBackend:
         self.batch = session.program.batch
         self.context = session.program.context
         self.rounds_per_launch = session.program.rounds_per_launch
-        self._prefill = Prefill(lowered=session.lowered, mesh=session.mesh)
+        self._prefill = prefill or Prefill(lowered=session.lowered, mesh=session.mesh)
         self.prefill_rows = self._prefill.sizes[-1]
-        # A launch writes this many cache rows of an idle slot.
-        self._parked_rows = min(self.rounds_per_launch, self.context)
         self._slots = SlotAccess(mesh=session.mesh, kinds=_kinds(session), batch=self.batch)
         session.clear_states()
-        # Parked parts by slot; None stands for zeros.
-        self._parked: dict[int, Parts | None] = dict.fromkeys(range(self.batch))
+        self._empty = set(range(self.batch))  # slots that were reset and not used since
 
     @cached_property
     def vocab(self) -> int:
-        logits = self.session.program.logits
-        assert logits is not None
-        return logits.width * self.session.program.ranks
+        program = self.session.program
+        assert program.logits is not None
+        return program.logits.width * (1 if program.logits_whole else program.ranks)
 
     def prefill(self, slot: int, tokens: Sequence[int], position: int) -> Array:
-        self._unpark(slot)
+        self._empty.discard(slot)
         result = self._prefill.run(self.session.operands, tokens, slot=slot, start=position)
-        logits: Array = np.asarray(result.logits, np.float32)[0]
+        logits: Array = to_host(result.logits)[0]
         return logits
 
     def step(
-        self, tokens: Sequence[int], positions: Sequence[int], active: Sequence[bool]
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        active: Sequence[bool],
+        *,
+        masks: Masks = (),
     ) -> StepResult:
         fed, places = self._begin(tokens, positions, active)
         if self.rounds_per_launch == 1:
-            one = self.session.step(fed, places)
+            one = self.session.step(fed, places, masks=masks)
             next_token, logits = one.next_token, one.logits
         else:
-            launched = self.session.launch(fed, places, rounds=1, with_logits=True)
+            launched = self.session.launch(
+                fed, places, rounds=[1] * self.batch, masks=masks, with_logits=True
+            )
             next_token, logits = launched.tokens[0], launched.logits
         assert logits is not None
         return StepResult(next_token=next_token[: self.batch], logits=logits)
@@ -83,21 +88,25 @@ class KernelBackend:
         positions: Sequence[int],
         active: Sequence[bool],
         *,
-        rounds: int,
-        stop_ids: Sequence[int] = (),
+        rounds: Sequence[int],
+        stop_ids: Sequence[Sequence[int]] = (),
+        masks: Masks = (),
     ) -> Array:
         fed, places = self._begin(tokens, positions, active)
         if self.rounds_per_launch == 1:
-            return self.session.step(fed, places).next_token[None, : self.batch]
-        return self.session.launch(fed, places, rounds=rounds, stop_ids=stop_ids).tokens
+            return self.session.step(fed, places, masks=masks).next_token[None, : self.batch]
+        return self.session.launch(
+            fed, places, rounds=rounds, stop_ids=stop_ids, masks=masks
+        ).tokens
 
     def reset(self, slot: int) -> None:
-        self._parked[slot] = None
+        if slot not in self._empty:
+            self.session.operands.update(self._slots.clear(self._states(), slot))
+            self._empty.add(slot)
 
     def save(self, slot: int, *, start: int, end: int) -> Snapshot:
-        self._unpark(slot)
         parts = self._slots.take(end - start)(self._states(), slot, start)
-        host = {name: np.asarray(part) for name, part in parts.items()}
+        host = {name: local_part(part) for name, part in parts.items()}
         return Snapshot(
             start=start,
             end=end,
@@ -107,12 +116,13 @@ class KernelBackend:
 
     def restore(self, slot: int, snapshots: Sequence[Snapshot]) -> None:
         check_chain(snapshots)
-        self._parked.pop(slot, None)
+        self._empty.discard(slot)
         for one in snapshots:
-            self._write(slot, one.start, self._slots.place({**one.rows, **snapshots[-1].fixed}))
+            parts = self._slots.place({**one.rows, **snapshots[-1].fixed})
+            states = self._slots.put(self._states(), slot, one.start, parts)
+            self.session.operands.update(states)
 
     def state(self, slot: int) -> dict[str, Array]:
-        self._unpark(slot)
         found = {}
         for key in self.session.lowered.steps.sharded.full.states:
             found[key] = self.session.state(key)[:, slot]
@@ -121,31 +131,14 @@ class KernelBackend:
     def _begin(
         self, tokens: Sequence[int], positions: Sequence[int], active: Sequence[bool]
     ) -> tuple[Array, Array]:
-        """Parks idle slots and brings back active ones. Tokens and positions of the launch."""
-        for slot, on in enumerate(active):
-            if on:
-                self._unpark(slot)
-            elif slot not in self._parked:
-                self._parked[slot] = self._slots.take(self._parked_rows)(self._states(), slot, 0)
-        fed = [token if on else 0 for token, on in zip(tokens, active, strict=True)]
-        places = [position if on else 0 for position, on in zip(positions, active, strict=True)]
-        return np.asarray(fed, np.int32), np.asarray(places, np.int32)
-
-    def _unpark(self, slot: int) -> None:
-        if slot in self._parked:
-            parts = self._parked.pop(slot)
-            self._write(slot, 0, self._zeros if parts is None else parts)
-
-    def _write(self, slot: int, start: int, parts: Parts) -> None:
-        self.session.operands.update(self._slots.put(self._states(), slot, start, parts))
+        """Tokens and positions of the launch, i32 [batch]; slots that are not active rest."""
+        self._empty -= {slot for slot, on in enumerate(active) if on}
+        fed = np.where(active, np.asarray(tokens, np.int32), 0)
+        places = np.where(active, np.asarray(positions, np.int32), RESTING)
+        return fed.astype(np.int32), places.astype(np.int32)
 
     def _states(self) -> Parts:
         return {name: self.session.operands[name] for name in self._slots.kinds}
-
-    @cached_property
-    def _zeros(self) -> Parts:
-        """A slot that remembers nothing."""
-        return self._slots.zeros(self._states(), self._parked_rows)
 
 
 def _kinds(session: KernelSession) -> dict[str, StateKind]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 from pathlib import Path
@@ -14,7 +16,11 @@ from jax.experimental.pallas import tpu as pltpu
 from mkc.codegen_pallas.source import kernel_source
 from mkc.driver import lower_graph
 from mkc.errors import BackendError
+from mkc.hbm_plan import HbmPlan
+from mkc.hbm_plan import hbm_plan
 from mkc.ir.graph import Graph
+from mkc.ir.token_masks import with_token_masks
+from mkc.report import floor_us
 from mkc.report import rank_bytes
 from mkc.runtime.backends.backend import Backend
 from mkc.runtime.backends.backend import BackendName
@@ -25,6 +31,7 @@ from mkc.runtime.container import load_packed
 from mkc.runtime.kernel import KernelSession
 from mkc.runtime.kernel import mesh_of
 from mkc.runtime.pack import LoadTensor
+from mkc.runtime.prefill import Prefill
 from mkc.runtime.shards import Array
 from mkc.targets import Target
 
@@ -36,25 +43,37 @@ class OpenedBackend:
     """Attributes:
     description: one line for people: what runs, and what it holds.
     not_finite: tensors with a NaN or an infinity, sorted.
+    step_floor_us: predicted least time of a step on the devices that run it; None on others.
     """
 
     backend: Backend
     description: str
     not_finite: tuple[str, ...]
+    step_floor_us: float | None = None
 
 
 def open_reference(
-    graph: Graph, checkpoint: Checkpoint, *, rounds_per_launch: int = 1
+    graph: Graph,
+    checkpoint: Checkpoint,
+    *,
+    rounds_per_launch: int = 1,
+    devices: Sequence[Any] | None = None,
 ) -> OpenedBackend:
     """The graph evaluated by XLA on JAX's default device.
+
+    Args:
+      devices: of all processes, to divide the weights over.
 
     Raises:
       CheckpointMismatchError: the checkpoint is not one of the model.
     """
     checkpoint.check(graph)
-    load = _Checked(load=checkpoint.loader(graph))
-    backend = ReferenceBackend(graph, load, rounds_per_launch=rounds_per_launch)
+    load = Checked(load=checkpoint.loader(graph))
+    mesh = mesh_of(devices) if devices is not None else None
+    backend = ReferenceBackend(graph, load, rounds_per_launch=rounds_per_launch, mesh=mesh)
     device = jax.devices()[0].device_kind
+    if devices is not None:
+        device = f"{len(devices)} x {device} of {jax.process_count()} processes"
     return OpenedBackend(
         backend=backend,
         description=f"reference backend (the graph evaluated by XLA) on {device}, "
@@ -72,6 +91,7 @@ def open_kernel(
     tp: int,
     rounds_per_launch: int = 1,
     packed: Path | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> OpenedBackend:
     """The generated kernel, on TPUs (`tpu`) or interpreted on the CPU (`interpret`).
 
@@ -79,41 +99,57 @@ def open_kernel(
       target: with a topology.
       tp: ranks.
       packed: a folder that `mkc pack` wrote; None packs the checkpoint now.
+      say: is told, before anything is loaded, what each device will hold.
 
     Raises:
       BackendError: this machine has not the devices.
+      HbmPlanError: serving the model takes more memory than a device has.
       MkcError: the model does not fit the target, or the weights not the model.
     """
     devices = _tpu_devices(target, tp) if name == "tpu" else _cpu_devices(tp)
-    lowered = lower_graph(graph, target, tp=tp, logits=True, rounds_per_launch=rounds_per_launch)
+    lowered = lower_graph(
+        with_token_masks(graph), target, tp=tp, logits=True, rounds_per_launch=rounds_per_launch
+    )
+    mesh = mesh_of(devices)
+    prefill = Prefill(lowered=lowered, mesh=mesh)
+    plan = _plan(prefill, target, compiled=name == "tpu")
+    say(str(plan))
+    plan.check()
     session = KernelSession(
         lowered=lowered,
         source=kernel_source(lowered.program, lowered.steps, target=target),
-        mesh=mesh_of(devices),
+        mesh=mesh,
         interpret=False if name == "tpu" else _interpreter(tp),
     )
-    load = _Checked(load=checkpoint.loader(graph))
+    load = Checked(load=checkpoint.loader(graph))
     if packed is None:
         checkpoint.check(graph)
         session.load_weights(load)
     else:
         weights = load_packed(packed, lowered)
         load.not_finite.update(weights.manifest["not_finite"])
-        for operand in weights.operands:
-            session.place(operand, weights.operand(operand))
+        session.load_packed(weights)
     weight_bytes, state_bytes = rank_bytes(lowered.program)
     kind = "the kernel" if name == "tpu" else "the kernel, interpreted on the CPU"
     return OpenedBackend(
-        backend=KernelBackend(session),
+        backend=KernelBackend(session, prefill=prefill),
         description=f"{name} backend ({kind}) for {target.name}, {tp} ranks, "
         f"{graph.batch} slots, context {graph.context}; each rank holds "
         f"{weight_bytes / GIB:.2f} GiB of weights and {state_bytes / GIB:.2f} GiB of states",
         not_finite=tuple(sorted(load.not_finite)),
+        step_floor_us=floor_us(lowered, target) if name == "tpu" else None,
     )
 
 
+def _plan(prefill: Prefill, target: Target, *, compiled: bool) -> HbmPlan:
+    """Memory of one device; with `compiled` the largest prefill program is asked for its own."""
+    rows = prefill.sizes[-1]
+    workspace = prefill.program(rows).workspace_bytes if compiled else None
+    return hbm_plan(prefill.lowered, target, prefill_rows=rows, prefill_bytes=workspace)
+
+
 @dataclass(frozen=True, kw_only=True)
-class _Checked:
+class Checked:
     """Loads tensors and notes which of them have a NaN or an infinity."""
 
     load: LoadTensor
@@ -142,6 +178,13 @@ def _tpu_devices(target: Target, tp: int) -> list[Any]:
             problem=f"the devices are '{kind}', and the kernel is for '{target.device_kind}'",
             hint="Name the target of these devices with --target; mkc targets lists them",
         )
+    if jax.process_count() > 1 and len(found) != tp:
+        raise BackendError(
+            backend="tpu",
+            problem=f"{jax.process_count()} processes have {len(found)} TPUs, and the kernel has "
+            f"{tp} ranks",
+            hint=f"Choose --tp {len(found)}: every process has to hold a part",
+        )
     if len(found) < tp:
         raise BackendError(
             backend="tpu",
@@ -153,6 +196,12 @@ def _tpu_devices(target: Target, tp: int) -> list[Any]:
 
 def _cpu_devices(tp: int) -> list[Any]:
     found = jax.devices("cpu")
+    if jax.process_count() > 1:
+        raise BackendError(
+            backend="interpret",
+            problem=f"the interpreter runs in one process, and there are {jax.process_count()}",
+            hint="Choose --backend reference, or leave --distributed out",
+        )
     if len(found) < tp:
         raise BackendError(
             backend="interpret",

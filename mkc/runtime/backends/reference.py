@@ -12,28 +12,39 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
 
 from mkc.ir.graph import Graph
 from mkc.ir.graph import StateKind
 from mkc.ir.reference import COMPILER_OPTIONS
+from mkc.ir.reference import NO_MEANINGS
+from mkc.ir.reference import Meanings
 from mkc.ir.reference import initial_states
 from mkc.ir.reference import stack_params
 from mkc.ir.reference import step_outputs
 from mkc.ir.rows import with_rows_per_sequence
+from mkc.ir.token_masks import TOKEN_MASKS
+from mkc.ir.token_masks import with_token_masks
+from mkc.prompt_blocks import block_sizes
+from mkc.prompt_blocks import divide_prompt
 from mkc.runtime.backends.backend import BackendName
 from mkc.runtime.backends.backend import Snapshot
 from mkc.runtime.backends.backend import StepResult
 from mkc.runtime.backends.backend import check_chain
 from mkc.runtime.pack import LoadTensor
-from mkc.runtime.prefill import block_sizes
-from mkc.runtime.prefill import divide_prompt
+from mkc.runtime.placement import joining_meanings
+from mkc.runtime.placement import shard_params
 from mkc.runtime.shards import Array
+from mkc.runtime.token_masks import Masks
+from mkc.runtime.token_masks import mask_rows
+from mkc.schedule.program import RESTING
 from mkc.schedule.program import STOP_IDS
 
 type States = dict[str, jax.Array]  # by key, [instances, batch, ...]
 
 NO_STOP = -1  # no token has this id
-PADDING = -1  # position of a row that changes nothing
 
 
 class ReferenceBackend:
@@ -42,21 +53,37 @@ class ReferenceBackend:
     name: BackendName = "reference"
     stop_ids_per_launch = STOP_IDS
 
-    def __init__(self, graph: Graph, load: LoadTensor, *, rounds_per_launch: int = 1) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        load: LoadTensor,
+        *,
+        rounds_per_launch: int = 1,
+        mesh: Mesh | None = None,
+    ) -> None:
         """
         Args:
           graph: one step, one row per sequence.
           load: reads a checkpoint tensor by name.
+          mesh: of one axis; the weights are divided over it, all else is on all of its devices.
+            None is JAX's default device.
         """
         assert graph.rows == graph.batch, f"{graph.rows} rows for {graph.batch} sequences"
-        self.graph = graph
+        self.graph = with_token_masks(graph)
+        self._unmasked = graph  # a prompt's tokens are given
         self.batch = graph.batch
         self.context = graph.context
         self.rounds_per_launch = rounds_per_launch
         self.prefill_sizes = block_sizes(graph.context)
         self.prefill_rows = self.prefill_sizes[-1]
-        self._weights = stack_params(graph, _Tensors(graph=graph, load=load))
-        self._states = initial_states(graph)
+        if mesh is None:
+            self._everywhere, self._meanings = None, NO_MEANINGS
+            self._weights = stack_params(graph, Tensors(graph=graph, load=load))
+        else:
+            self._everywhere = NamedSharding(mesh, PartitionSpec())
+            self._meanings = joining_meanings(graph, mesh)
+            self._weights = shard_params(graph, load, mesh)
+        self._states = jax.jit(lambda: initial_states(graph), out_shardings=self._everywhere)()
         self._prefills: dict[int, _Prefill] = {}
 
     @cached_property
@@ -77,10 +104,18 @@ class ReferenceBackend:
         return np.asarray(logits, np.float32)
 
     def step(
-        self, tokens: Sequence[int], positions: Sequence[int], active: Sequence[bool]
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        active: Sequence[bool],
+        *,
+        masks: Masks = (),
     ) -> StepResult:
         outputs, self._states = self._step(
-            self._weights, self._states, *_rows(tokens, positions, active)
+            self._weights,
+            self._states,
+            *_rows(tokens, positions, active),
+            self._mask_rows(masks),
         )
         return StepResult(
             next_token=np.asarray(outputs["next_token"]),
@@ -93,15 +128,23 @@ class ReferenceBackend:
         positions: Sequence[int],
         active: Sequence[bool],
         *,
-        rounds: int,
-        stop_ids: Sequence[int] = (),
+        rounds: Sequence[int],
+        stop_ids: Sequence[Sequence[int]] = (),
+        masks: Masks = (),
     ) -> Array:
-        assert 1 <= rounds <= self.rounds_per_launch, f"{rounds} rounds in one launch"
-        assert len(stop_ids) <= STOP_IDS, f"{len(stop_ids)} stop ids, at most {STOP_IDS}"
-        stops = np.full(STOP_IDS, NO_STOP, np.int32)
-        stops[: len(stop_ids)] = stop_ids
+        most = self.rounds_per_launch
+        assert all(1 <= one <= most for one in rounds), f"{rounds} rounds in one launch"
+        stops = np.full((self.batch, STOP_IDS), NO_STOP, np.int32)
+        for slot, ids in enumerate(stop_ids):
+            assert len(ids) <= STOP_IDS, f"{len(ids)} stop ids, at most {STOP_IDS}"
+            stops[slot, : len(ids)] = ids
         emitted, count, self._states = self._rounds(
-            self._weights, self._states, *_rows(tokens, positions, active), rounds, stops
+            self._weights,
+            self._states,
+            *_rows(tokens, positions, active),
+            np.asarray(rounds, np.int32),
+            stops,
+            self._mask_rows(masks),
         )
         return np.asarray(emitted)[: int(count)]
 
@@ -127,28 +170,45 @@ class ReferenceBackend:
     def state(self, slot: int) -> dict[str, Array]:
         return {key: np.asarray(state)[:, slot] for key, state in self._states.items()}
 
+    def _mask_rows(self, masks: Masks) -> Array:
+        return mask_rows(masks or [None] * self.batch, self.vocab)
+
     def _is_cache(self, key: str) -> bool:
         return self.graph.states[key].kind is StateKind.KV_CACHE
 
     def _prefill(self, rows: int) -> _Prefill:
         if rows not in self._prefills:
-            graph = with_rows_per_sequence(self.graph, rows, batch=1)
-            self._prefills[rows] = _Prefill(graph=graph)
+            graph = with_rows_per_sequence(self._unmasked, rows, batch=1)
+            self._prefills[rows] = _Prefill(
+                graph=graph, results=self._everywhere, meanings=self._meanings
+            )
         return self._prefills[rows]
 
     @cached_property
     def _step(self) -> jax.stages.Wrapped:
         def step(
-            weights: States, states: States, tokens: jax.Array, positions: jax.Array
+            weights: States,
+            states: States,
+            tokens: jax.Array,
+            positions: jax.Array,
+            masks: jax.Array,
         ) -> tuple[States, States]:
-            inputs = {"tokens": tokens, "positions": positions}
-            return step_outputs(self.graph, weights, inputs, states)
+            inputs = {"tokens": tokens, "positions": positions, TOKEN_MASKS: masks}
+            return step_outputs(self.graph, weights, inputs, states, meanings=self._meanings)
 
-        return jax.jit(step, donate_argnums=1, compiler_options=COMPILER_OPTIONS)
+        return jax.jit(
+            step,
+            donate_argnums=1,
+            out_shardings=self._everywhere,
+            compiler_options=COMPILER_OPTIONS,
+        )
 
     @cached_property
     def _rounds(self) -> jax.stages.Wrapped:
-        """(weights, states, tokens, positions, rounds, stop ids) -> (emitted, count, states)."""
+        """(weights, states, tokens, positions, rounds, stop ids, masks) -> (emitted, count, states)
+
+        All that is not weights or states has an entry, or a row, for each slot.
+        """
 
         def launch(
             weights: States,
@@ -157,18 +217,21 @@ class ReferenceBackend:
             positions: jax.Array,
             rounds: jax.Array,
             stop_ids: jax.Array,
+            masks: jax.Array,
         ) -> tuple[jax.Array, jax.Array, States]:
             def goes_on(carry: _Carry) -> jax.Array:
-                number, _, positions, _, _ = carry
-                return (number < rounds) & jnp.any(positions >= 0)
+                _, _, positions, _, _ = carry
+                return jnp.any(positions >= 0)
 
             def one_round(carry: _Carry) -> _Carry:
                 number, tokens, positions, emitted, states = carry
-                inputs = {"tokens": tokens, "positions": positions}
-                outputs, states = step_outputs(self.graph, weights, inputs, states)
+                inputs = {"tokens": tokens, "positions": positions, TOKEN_MASKS: masks}
+                outputs, states = step_outputs(
+                    self.graph, weights, inputs, states, meanings=self._meanings
+                )
                 tokens = outputs["next_token"]
-                stopped = jnp.any(tokens[:, None] == stop_ids, axis=1)
-                positions = jnp.where((positions < 0) | stopped, PADDING, positions + 1)
+                ends = jnp.any(tokens[:, None] == stop_ids, axis=1) | (number + 1 >= rounds)
+                positions = jnp.where((positions < 0) | ends, RESTING, positions + 1)
                 return number + 1, tokens, positions, emitted.at[number].set(tokens), states
 
             empty = jnp.zeros((self.rounds_per_launch, self.batch), jnp.int32)
@@ -176,7 +239,12 @@ class ReferenceBackend:
             number, _, _, emitted, states = lax.while_loop(goes_on, one_round, carry)
             return emitted, number, states
 
-        return jax.jit(launch, donate_argnums=1, compiler_options=COMPILER_OPTIONS)
+        return jax.jit(
+            launch,
+            donate_argnums=1,
+            out_shardings=self._everywhere,
+            compiler_options=COMPILER_OPTIONS,
+        )
 
     @cached_property
     def _clear(self) -> jax.stages.Wrapped:
@@ -186,6 +254,7 @@ class ReferenceBackend:
                 for key, state in states.items()
             },
             donate_argnums=0,
+            out_shardings=self._everywhere,
         )
 
     @cached_property
@@ -200,7 +269,7 @@ class ReferenceBackend:
                 changed[key] = lax.dynamic_update_slice(states[key], part[:, None], place)
             return changed
 
-        return jax.jit(put, donate_argnums=0)
+        return jax.jit(put, donate_argnums=0, out_shardings=self._everywhere)
 
 
 # Number of the round, tokens fed, their positions, what was emitted, states.
@@ -209,9 +278,16 @@ type _Carry = tuple[jax.Array, jax.Array, jax.Array, jax.Array, States]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Prefill:
-    """One compiled program: a block of tokens for one slot."""
+    """One compiled program: a block of tokens for one slot.
+
+    Attributes:
+      results: where they go, None for JAX's default.
+      meanings: see `step_outputs`.
+    """
 
     graph: Graph
+    results: NamedSharding | None
+    meanings: Meanings
 
     @cached_property
     def function(self) -> jax.stages.Wrapped:
@@ -229,18 +305,23 @@ class _Prefill:
             own = {
                 key: lax.dynamic_slice_in_dim(one, slot, 1, axis=1) for key, one in states.items()
             }
-            outputs, new = step_outputs(self.graph, weights, inputs, own)
+            outputs, new = step_outputs(self.graph, weights, inputs, own, meanings=self.meanings)
             changed = {
                 key: lax.dynamic_update_slice_in_dim(states[key], one, slot, axis=1)
                 for key, one in new.items()
             }
             return outputs["logits"][last], changed
 
-        return jax.jit(block, donate_argnums=1, compiler_options=COMPILER_OPTIONS)
+        return jax.jit(
+            block,
+            donate_argnums=1,
+            out_shardings=self.results,
+            compiler_options=COMPILER_OPTIONS,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Tensors(Mapping[str, Array]):
+class Tensors(Mapping[str, Array]):
     """Checkpoint tensors that are read when they are asked for, and not kept."""
 
     graph: Graph
@@ -263,7 +344,7 @@ def _rows(
     on = np.asarray(active, bool)
     return (
         np.where(on, np.asarray(tokens, np.int32), 0).astype(np.int32),
-        np.where(on, np.asarray(positions, np.int32), PADDING).astype(np.int32),
+        np.where(on, np.asarray(positions, np.int32), RESTING).astype(np.int32),
     )
 
 
@@ -272,5 +353,5 @@ def _padded(tokens: Sequence[int], position: int, rows: int) -> tuple[Array, Arr
     block = np.zeros(rows, np.int32)
     block[: len(tokens)] = tokens
     numbers = np.arange(rows, dtype=np.int32)
-    positions = np.where(numbers < len(tokens), position + numbers, PADDING).astype(np.int32)
+    positions = np.where(numbers < len(tokens), position + numbers, RESTING).astype(np.int32)
     return block, positions, len(tokens) - 1

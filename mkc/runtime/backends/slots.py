@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
+from functools import cached_property
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
 from mkc.ir.graph import StateKind
+from mkc.runtime.placement import place_local_part
 from mkc.runtime.shards import Array
 
 CACHE_ROWS = 2  # the axis of positions in a cache
 
 type Parts = dict[str, jax.Array]  # of one slot by operand, [ranks * instances, ...]
-type Operands = Mapping[str, jax.Array]  # of all slots by name, divided along the first axis
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,7 +35,7 @@ class SlotAccess:
     mesh: Mesh
     kinds: Mapping[str, StateKind]
     batch: int
-    _compiled: dict[int | None, jax.stages.Wrapped] = field(default_factory=dict)
+    _takes: dict[int, jax.stages.Wrapped] = field(default_factory=dict)
 
     def is_cache(self, name: str) -> bool:
         """Whether an operand has a row per position."""
@@ -43,39 +43,47 @@ class SlotAccess:
 
     def take(self, rows: int) -> jax.stages.Wrapped:
         """(operands, slot, start) -> parts, with `rows` rows of each cache from `start` on."""
-        if rows not in self._compiled:
+        if rows not in self._takes:
 
             def take(operands: Parts, slot: jax.Array, start: jax.Array) -> Parts:
                 return {
                     name: self._part(name, operands[name], slot, start, rows) for name in operands
                 }
 
-            self._compiled[rows] = jax.jit(take)
-        return self._compiled[rows]
+            self._takes[rows] = jax.jit(take)
+        return self._takes[rows]
 
-    @property
+    @cached_property
     def put(self) -> jax.stages.Wrapped:
         """(operands, slot, start, parts) -> operands, changed in place."""
-        if None not in self._compiled:
 
-            def put(operands: Parts, slot: jax.Array, start: jax.Array, parts: Parts) -> Parts:
-                return {
-                    name: self._changed(name, operands[name], slot, start, parts[name])
-                    for name in operands
-                }
+        def put(operands: Parts, slot: jax.Array, start: jax.Array, parts: Parts) -> Parts:
+            return {
+                name: self._changed(name, operands[name], slot, start, parts[name])
+                for name in operands
+            }
 
-            self._compiled[None] = jax.jit(put, donate_argnums=0)
-        return self._compiled[None]
+        return jax.jit(put, donate_argnums=0)
+
+    @cached_property
+    def clear(self) -> jax.stages.Wrapped:
+        """(operands, slot) -> operands, changed in place: the slot remembers nothing.
+
+        Caches stay: a sequence sees no row that it has not written.
+        """
+
+        def clear(operands: Parts, slot: jax.Array) -> Parts:
+            return {
+                name: operand if self.is_cache(name) else self._zeroed(name, operand, slot)
+                for name, operand in operands.items()
+            }
+
+        return jax.jit(clear, donate_argnums=0)
 
     def place(self, parts: Mapping[str, Array]) -> Parts:
-        """Parts on the devices, divided over the ranks like their operands."""
+        """What a process holds of parts, on its devices: divided over ranks like their operands."""
         sharding = NamedSharding(self.mesh, PartitionSpec(*self.mesh.axis_names))
-        return {name: jax.device_put(part, sharding) for name, part in parts.items()}
-
-    def zeros(self, operands: Operands, rows: int) -> Parts:
-        """The parts of a slot that remembers nothing."""
-        shapes = jax.eval_shape(self.take(rows), dict(operands), 0, 0)
-        return self.place({name: np.zeros(one.shape, one.dtype) for name, one in shapes.items()})
+        return {name: place_local_part(part, sharding) for name, part in parts.items()}
 
     def _part(
         self, name: str, operand: jax.Array, slot: jax.Array, start: jax.Array, rows: int
@@ -94,6 +102,11 @@ class SlotAccess:
         place = self._place(name, whole, slot, start)
         changed = lax.dynamic_update_slice(whole, jnp.expand_dims(part, self._axis(name)), place)
         return changed.reshape(operand.shape)
+
+    def _zeroed(self, name: str, operand: jax.Array, slot: jax.Array) -> jax.Array:
+        whole, axis = self._by_slot(name, operand), self._axis(name)
+        zeros = jnp.zeros((*whole.shape[:axis], *whole.shape[axis + 1 :]), whole.dtype)
+        return self._changed(name, operand, slot, jnp.int32(0), zeros)
 
     def _place(
         self, name: str, whole: jax.Array, slot: jax.Array, start: jax.Array
