@@ -41,7 +41,7 @@ RANGES = {
     "sort_words": f"three or four of {len(THINGS)} words",
     "count_items": f"lists of up to {LONGEST_LIST} of {len(THINGS)} words",
     "count_letters": f"a, b or c among up to {LONGEST_LIST} of them",
-    "next_date": "the day after an ISO date of the years 2000 to 2029",
+    "next_date": "the day after an ISO date, from the end of 1999 to 2029",
     "weekday": f"1 to {MOST_DAYS} days after a weekday",
     "json": f"name, age up to {LARGEST} and perhaps one of {len(CITIES)} cities from a sentence",
     "tool_call": f"one of {len(TOOLS)} tools with one argument, with up to two tools offered",

@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,10 +35,14 @@ from examples.muon import Optimiser
 from examples.muon import global_norm
 from examples.parallel_delta import delta_rule
 from examples.tiny_folder import CONTEXT
+from examples.tiny_folder import TRAINING_FILE
 from examples.tiny_folder import write_tensors
+from examples.tiny_tasks import draw
+from examples.tiny_text import END_OF_TURN
 from examples.tiny_text import VOCAB
 from examples.tiny_text import Rows
 from examples.tiny_text import Teacher
+from examples.tiny_text import definitions
 from examples.tiny_text import write_json
 from examples.train_tiny import CHECKPOINT_SECONDS
 from examples.train_tiny import GRADIENT_LIMIT
@@ -64,8 +69,13 @@ from mkc.ir.reference import step_outputs
 from mkc.ir.rows import with_rows_per_sequence
 from mkc.ir.types import DType
 from mkc.runtime.backends.opening_speculative import draft_part
+from mkc.runtime.backends.opening_speculative import open_speculative
 from mkc.runtime.backends.opening_speculative import target_part
 from mkc.runtime.checkpoint import Checkpoint
+from mkc.runtime.generate import Generator
+from mkc.runtime.request import Request
+from mkc.runtime.request import SequenceStatistics
+from mkc.runtime.text import ChatRequest
 from mkc.spec import DRAFT_NAMESPACE
 from mkc.spec import Round
 from mkc.spec import block_round
@@ -385,6 +395,53 @@ def train(
     return state
 
 
+@dataclass(frozen=True, kw_only=True)
+class Acceptance:
+    """Of greedy answers to unseen items.
+
+    Attributes:
+      answers: how many.
+      tokens: of all answers, without the first one of each, which comes from the prompt.
+      rounds: that these took.
+      drafted, accepted: tokens.
+    """
+
+    answers: int
+    tokens: int
+    rounds: int
+    drafted: int
+    accepted: int
+
+    @property
+    def tokens_per_round(self) -> float:
+        return self.tokens / self.rounds
+
+
+def measure(target: Checkpoint, draft: Checkpoint, teacher: Teacher, *, items: int) -> Acceptance:
+    """Answers `items` unseen items of each task as `mkc run` does, one after the other."""
+    scheme = block_round(
+        *(MODEL, target.config, dflash2.DRAFTER, draft.config), batch=1, context=256
+    )
+    opened = open_speculative(scheme, target, draft, rounds_per_launch=8)
+    generator = Generator(opened.backend, stop_ids=(teacher.special(END_OF_TURN),))
+    found: list[SequenceStatistics] = []
+    for task in (one for one in WEIGHTS if one != "small_talk"):
+        rng = Random(f"acceptance/{task}")
+        for _ in range(items):
+            asked = draw(rng, task, held_out=True)
+            tools = definitions(asked.tools)
+            prompt = teacher.chat.encode(ChatRequest(messages=asked.messages, tools=tools))
+            output = generator.generate(Request(tokens=prompt.ids, max_tokens=96))
+            found.append(output.finish.statistics)
+    return Acceptance(
+        answers=len(found),
+        tokens=sum(one.output_tokens - 1 for one in found),
+        rounds=sum(one.rounds for one in found),
+        drafted=sum(one.drafted for one in found),
+        accepted=sum(one.accepted for one in found),
+    )
+
+
 def main() -> None:
     default = Settings()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -393,6 +450,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, required=True, help="file to go on from")
     parser.add_argument("--steps", type=int, default=default.steps)
     parser.add_argument("--seed", type=int, default=default.seed)
+    parser.add_argument("--items", type=int, default=5, help="of each task, to measure it")
     given = parser.parse_args()
     jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS", "cpu"))
     settings = Settings(seed=given.seed, steps=given.steps)
@@ -402,7 +460,17 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     write_json(given.out / "config.json", CONFIG)
     write_tensors(given.out, tensors_of(draft_part(pair.scheme.graph), state.weights))
-    print(f"{given.out}: {state.step} steps in {state.seconds / 60:.0f} minutes")
+    target, draft = (Checkpoint.open(str(one)) for one in (given.target, given.out))
+    seen = measure(target, draft, teacher, items=given.items)
+    facts = {
+        "steps": state.step,
+        "seed": given.seed,
+        "minutes": round(state.seconds / 60),
+        "tokens_per_round": round(seen.tokens_per_round, 3),
+        **asdict(seen),
+    }
+    write_json(given.out / TRAINING_FILE, facts)
+    print(f"{given.out}: {seen.tokens_per_round:.2f} tokens per round on {seen.answers} answers")
 
 
 if __name__ == "__main__":

@@ -134,9 +134,7 @@ def propose(config: Config, step: mkc.DraftStep) -> mkc.Drafts:
     return select(config, scores, projected, tokens, step)
 
 
-def block(
-    config: Config, tokens: mkc.Tensor, step: mkc.DraftStep
-) -> tuple[mkc.Tensor, mkc.Tensor]:
+def block(config: Config, tokens: mkc.Tensor, step: mkc.DraftStep) -> tuple[mkc.Tensor, mkc.Tensor]:
     """Logits of every row [rows, vocab], and what the selector sees of it [rows, rank]."""
     seen = context(config, step.remembered)
     seen_table = rotary_table(config, step.remembered.positions)

@@ -75,7 +75,7 @@ def test_loss_falls(whole: State) -> None:
     loss = jax.jit(lambda weights: loss_of(graph, weights, batch))
     before = float(loss(initial_state(graph, SETTINGS).weights))
     assert before == pytest.approx(np.log(768), rel=0.05), "nothing is known at first"
-    assert float(loss(whole.weights)) < 0.8 * before
+    assert float(loss(whole.weights)) < 0.9 * before
 
 
 def test_a_run_goes_on_as_if_it_had_not_ended(whole: State, tmp_path: Path) -> None:
