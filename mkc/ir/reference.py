@@ -74,7 +74,6 @@ class StepFunction(Protocol):
     ) -> Evaluation: ...
 
 
-
 def initial_states(graph: Graph, rounding: Rounding = "reference") -> dict[str, Array]:
     """Zeros for every state: [instances, batch, ...]."""
     return {

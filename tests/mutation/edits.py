@@ -97,3 +97,12 @@ def with_one(
 
 def matmuls(program: Program) -> list[MatmulPhase]:
     return [one for one in program.phases() if isinstance(one, MatmulPhase)]
+
+
+def with_loop(program: Program, more: int) -> Program:
+    """The program whose first loop runs `more` times more."""
+    at = next(number for number, one in enumerate(program.body) if isinstance(one, Loop))
+    loop = program.body[at]
+    assert isinstance(loop, Loop)
+    longer = replace(loop, count=loop.count + more)
+    return replace(program, body=(*program.body[:at], longer, *program.body[at + 1 :]))
