@@ -64,11 +64,6 @@ def write_model(
     (end,) = load_tokenizer(folder, vocab=VOCAB).encode(END_OF_TURN, allow_special=True)
     write_json(folder / "config.json", config)
     write_json(folder / "generation_config.json", {"do_sample": False, "eos_token_id": end})
-    write_tensors(folder, tensors)
-
-
-def write_tensors(folder: Path, tensors: Mapping[str, NDArray[Any]]) -> None:
-    """Writes model.safetensors."""
     names = sorted(tensors)
     described = {name: (DTYPE_NAMES[tensors[name].dtype], tensors[name].shape) for name in names}
     with (folder / "model.safetensors").open("wb") as file:

@@ -1,4 +1,4 @@
-"""Drafters: those that were made for another target, and options that name none; what has no drafts."""
+"""Drafters of another target, options that name none, and what has no drafts."""
 
 from __future__ import annotations
 
@@ -75,9 +75,7 @@ def test_kernels_have_no_drafts(command: Command) -> None:
         "Pack without --draft",
         argv="pack qwen38 --weights model --draft drafter --out packed",
     )
-    command.refused(
-        SchemeOptionError, "unknown scheme 'eagle'", argv="compile qwen38 --spec eagle"
-    )
+    command.refused(SchemeOptionError, "unknown scheme 'eagle'", argv="compile qwen38 --spec eagle")
     refuse_in_kernel("none")
     refuse_in_kernel(None)
 
