@@ -18,6 +18,7 @@ from typing import get_args
 from typing import get_origin
 from typing import get_type_hints
 
+from mkc.ir.facets import MNEMONICS
 from mkc.ir.ops import Op
 from mkc.plan.form import RECORD
 
@@ -86,8 +87,10 @@ def _tuple(arguments: tuple[Any, ...], value: Any, place: str) -> tuple[Any, ...
 def _record(bases: tuple[Any, ...], value: Any, place: str) -> Any:
     """A dataclass that is one of `bases` or derived from one."""
     _require(isinstance(value, dict), place, "is no object")
-    key = "op" if any(issubclass(base, Op) for base in bases) else RECORD
-    known = {_name(one): one for base in bases for one in _derived(base)}
+    is_op = any(issubclass(base, Op) for base in bases)
+    key = "op" if is_op else RECORD
+    # An op is what is registered by its name, which a class of that name need not be.
+    known = MNEMONICS if is_op else {one.__name__: one for base in bases for one in _derived(base)}
     name = value.get(key)
     _require(name in known, place, f"has {key} {name!r}; expected one of {sorted(known)}")
     kind = known[name]
@@ -96,10 +99,6 @@ def _record(bases: tuple[Any, ...], value: Any, place: str) -> Any:
     _require(given == types.keys(), place, f"has other fields than {sorted(types)}")
     members = {part: decode(types[part], value[part], f"{place}.{part}") for part in types}
     return kind(**members)
-
-
-def _name(kind: Any) -> str:
-    return str(kind.mnemonic) if issubclass(kind, Op) else str(kind.__name__)
 
 
 def _derived(base: Any) -> Iterator[Any]:

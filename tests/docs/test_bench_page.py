@@ -39,7 +39,7 @@ def test_options_exist(command: str) -> None:
 
 def test_every_key_of_the_measurement_is_explained() -> None:
     load = Load(batch=1, prompt_tokens=4, output_tokens=4)
-    row = Row(load=load, measured=measure(FakeBackend(), load), step_floor_us=None)
+    row = Row(load=load, measured=measure(FakeBackend(), load), step_floor_us=None, scheme="none")
     found = document([row], "reference", ["what runs"])
     assert first_cells(SPEED) == found.keys() | found["runs"][0].keys()
     for key in found["runs"][0]["speculation"]:

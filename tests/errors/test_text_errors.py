@@ -26,7 +26,7 @@ def place(text: str, word: str) -> str:
 @pytest.mark.parametrize(
     ("old", "new", "at", "expected"),
     [
-        ("embed(", "embedd(", "embedd", "a known operation (all_reduce, argmax"),
+        ("embed(", "embedd(", "embedd", "a known operation (accept, all_reduce, argmax"),
         ("bf16[64", "f16[64", "f16", "an element type (bf16, f32, i32)"),
         ("kv_cache @keys", "cache @keys", "cache @keys", "a kind of state (kv_cache, recurrent"),
         ("rows = 2", "rows = two", "two", "an integer"),
