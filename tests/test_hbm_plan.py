@@ -25,7 +25,7 @@ from mkc.targets import load_target
 from models.qwen38 import MODEL
 from tests.goldens import golden_case
 
-CONFIG = Path(__file__).parents[2] / "models" / MODEL.default_config
+CONFIG = Path(__file__).parents[1] / "models" / MODEL.default_config
 GIB, MIB = 1 << 30, 1 << 20
 
 

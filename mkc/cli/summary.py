@@ -96,7 +96,7 @@ def _predicted(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     )
     exposed = {key: us for key, us in predicted["exposed"].items() if us >= 0.05}
     if exposed:
-        yield "", "memory idle: " + ", ".join(f"{key} {us:,.1f} us" for key, us in exposed.items())
+        yield "", "memory idle, us: " + ", ".join(f"{key} {us:,.1f}" for key, us in exposed.items())
 
 
 def _compiled(aot: Mapping[str, Any] | None) -> str:

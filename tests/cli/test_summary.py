@@ -32,7 +32,7 @@ def test_a_prediction_is_shown_with_what_it_loses(capsys: pytest.CaptureFixture[
     assert lines[at].split(None, 1)[1] == (
         "2,025.8 us a step, floor 1,980.9 us: 97.8 % of the memory's rate"
     )
-    assert lines[at + 1].strip() == "memory idle: collective 40.0 us, dma 4.9 us"
+    assert lines[at + 1].strip() == "memory idle, us: collective 40.0, dma 4.9"
 
 
 def test_without_one_the_floor_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ from mkc.ir.ops import DeltaRule
 from mkc.ir.ops import Embed
 from mkc.ir.ops import L2Norm
 from mkc.ir.ops import Linear
+from mkc.ir.ops import MaskTokens
 from mkc.ir.ops import MergeHeads
 from mkc.ir.ops import Op
 from mkc.ir.ops import RmsNorm
@@ -101,6 +102,12 @@ CASES: list[tuple[Op, Types, Types, Types]] = [
     (Argmax(), (tensor(BF16, ROWS, 9),), (), (TOKENS,)),
     (AllReduce(ranks=2), (tensor(F32, ROWS, 9),), (), (tensor(BF16, ROWS, 9),)),
     (ShardedArgmax(ranks=2), (tensor(BF16, ROWS, 9),), (), (TOKENS,)),
+    (
+        MaskTokens(ranks=4),
+        (tensor(BF16, ROWS, 9), tensor(I32, ROWS, 2)),
+        (),
+        (tensor(BF16, ROWS, 9),),
+    ),
 ]
 
 
