@@ -90,7 +90,9 @@ def _record(bases: tuple[Any, ...], value: Any, place: str) -> Any:
     is_op = any(issubclass(base, Op) for base in bases)
     key = "op" if is_op else RECORD
     # An op is what is registered by its name, which a class of that name need not be.
-    known = MNEMONICS if is_op else {one.__name__: one for base in bases for one in _derived(base)}
+    known: dict[str, Any] = {one.__name__: one for base in bases for one in _derived(base)}
+    if is_op:
+        known = dict(MNEMONICS)
     name = value.get(key)
     _require(name in known, place, f"has {key} {name!r}; expected one of {sorted(known)}")
     kind = known[name]
