@@ -42,6 +42,19 @@ class Terminal:
             assert self._read(left), f"ended without {text!r}: {self.seen!r}"
         self._looked_at = place + len(text)
 
+    def type_until(self, keys: str, text: str) -> None:
+        """Types, and again each second, until the text appears.
+
+        For Ctrl-C at a prompt: CPython's readline loop shows the prompt a moment before it waits
+        for input, and a signal in between is only seen with the next key.
+        """
+        end = monotonic() + SECONDS
+        while self.seen.find(text, self._looked_at) < 0:
+            assert monotonic() < end, f"{text!r} did not come: {self.seen[self._looked_at :]!r}"
+            self.type(keys)
+            self._read(1.0)
+        self.wait_for(text)
+
     def wait_for_end(self) -> int:
         """The exit status."""
         while self._read(SECONDS):
