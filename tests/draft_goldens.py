@@ -45,10 +45,14 @@ def draft_case() -> Golden:
     )
 
 
-def golden_round(*, batch: int = 1, context: int = CONTEXT, **changes: Any) -> Round:
+def golden_round(
+    *, batch: int = 1, context: int = CONTEXT, sampling: bool = True, **changes: Any
+) -> Round:
     """Rounds of the golden target and drafter; `changes` are of the drafter's config."""
     target, draft = golden_case(TARGET_CASE).meta["config"], draft_case().meta["config"]
-    return block_round(MODEL, target, DRAFTER, draft | changes, batch=batch, context=context)
+    return block_round(
+        MODEL, target, DRAFTER, draft | changes, batch=batch, context=context, sampling=sampling
+    )
 
 
 def golden_plain(*, batch: int = 1, context: int = CONTEXT) -> Round:

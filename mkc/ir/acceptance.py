@@ -7,6 +7,8 @@ temperature, top-k, min-p, top-p.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -29,12 +31,15 @@ def walk(
     successor: Array,
     tokens: Array,
     positions: Array,
-    temperature: Array,
-    seed: Array,
+    temperature: Array | None = None,
+    seed: Array | None = None,
+    *,
+    rows: int,
 ) -> tuple[Array, Array]:
     """See `mkc.ir.ops_spec.SelectorWalk`."""
-    batch, count = temperature.shape[0], values.shape[1]
-    rows = values.shape[0] // batch
+    batch, count = values.shape[0] // rows, values.shape[1]
+    if temperature is None or seed is None:
+        temperature, seed = jnp.zeros(batch, jnp.float32), jnp.zeros((batch, 2), jnp.int32)
     values, ids = (one.reshape(batch, rows, count) for one in (values, ids))
     hidden = hidden.astype(jnp.float32).reshape(batch, rows, -1)
     positions = positions.reshape(batch, rows)
@@ -94,17 +99,15 @@ def accept(
     logits: Array,
     tokens: Array,
     positions: Array,
-    temperature: Array,
-    top_k: Array,
-    top_p: Array,
-    min_p: Array,
-    seed: Array,
-    candidates: Array | None = None,
-    proposal: Array | None = None,
+    *sampling: Array,
+    rows: int,
 ) -> tuple[Array, Array, Array]:
-    """See `mkc.ir.ops_spec.Accept`."""
-    batch, vocab = temperature.shape[0], logits.shape[1]
-    rows = logits.shape[0] // batch
+    """See `mkc.ir.ops_spec.Accept`.
+
+    Args:
+      sampling: temperature, top_k, top_p, min_p, seed and perhaps candidates, proposal; or nothing.
+    """
+    batch = logits.shape[0] // rows
     logits = logits.astype(jnp.float32)
     tokens, positions = tokens.reshape(batch, rows), positions.reshape(batch, rows)
     best = jnp.argmax(logits, axis=-1).astype(jnp.int32).reshape(batch, rows)
@@ -112,26 +115,8 @@ def accept(
     matched = real & (tokens[:, 1:] == best[:, :-1])
     accepted = _leading(matched)
     final = _at(best, accepted)
-
-    def sampled() -> tuple[Array, Array]:
-        heat = jnp.where(temperature == 0, 1.0, temperature)
-        filters = (jnp.repeat(one, rows) for one in (heat, top_k, top_p, min_p))
-        p = distribution(logits, *filters).reshape(batch, rows, vocab)
-        if candidates is None or proposal is None:
-            q = jax.nn.one_hot(tokens, vocab, dtype=jnp.float32)
-        else:
-            q = _dense(candidates, proposal, vocab).reshape(batch, rows, vocab)
-        # q of row t belongs to the draft of row t, whose p is of row t - 1.
-        q = jnp.where(real[..., None], q[:, 1:], 0.0)
-        return _rejection(p, q, tokens, positions, real, seed)
-
-    def greedy() -> tuple[Array, Array]:
-        return accepted, final
-
-    hot = temperature > 0
-    drawn_accepted, drawn_final = lax.cond(jnp.any(hot), sampled, greedy)
-    accepted = jnp.where(hot, drawn_accepted, accepted)
-    final = jnp.where(hot, drawn_final, final)
+    if sampling:
+        accepted, final = _sampled(accepted, final, logits, tokens, positions, real, sampling)
     active = positions[:, 0] >= 0
     place = jnp.arange(rows)
     drafts = jnp.concatenate([tokens[:, 1:], tokens[:, :1]], axis=1)
@@ -140,6 +125,46 @@ def accept(
     emitted = jnp.where(active[:, None], emitted, NO_TOKEN)
     count = jnp.where(active, accepted + 1, 0)
     return emitted.reshape(-1), count, jnp.where(active, final, NO_TOKEN)
+
+
+def _sampled(
+    accepted: Array,
+    final: Array,
+    logits: Array,
+    tokens: Array,
+    positions: Array,
+    real: Array,
+    sampling: Sequence[Array],
+) -> tuple[Array, Array]:
+    """Accepted drafts and the token behind them, i32 [batch], given those of greedy acceptance.
+
+    Args:
+      logits: f32 [batch * T, vocab].
+      tokens, positions: i32 [batch, T].
+      real: bool [batch, T - 1].
+    """
+    batch, rows = tokens.shape
+    vocab = logits.shape[1]
+    temperature, top_k, top_p, min_p, seed, *proposed = sampling
+
+    def drawn() -> tuple[Array, Array]:
+        heat = jnp.where(temperature == 0, 1.0, temperature)
+        filters = (jnp.repeat(one, rows) for one in (heat, top_k, top_p, min_p))
+        p = distribution(logits, *filters).reshape(batch, rows, vocab)
+        if proposed:
+            q = _dense(*proposed, vocab).reshape(batch, rows, vocab)
+        else:
+            q = jax.nn.one_hot(tokens, vocab, dtype=jnp.float32)
+        # q of row t belongs to the draft of row t, whose p is of row t - 1.
+        q = jnp.where(real[..., None], q[:, 1:], 0.0)
+        return _rejection(p, q, tokens, positions, real, seed)
+
+    def greedy() -> tuple[Array, Array]:
+        return accepted, final
+
+    hot = temperature > 0
+    drawn_accepted, drawn_final = lax.cond(jnp.any(hot), drawn, greedy)
+    return jnp.where(hot, drawn_accepted, accepted), jnp.where(hot, drawn_final, final)
 
 
 def _rejection(

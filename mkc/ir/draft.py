@@ -47,7 +47,7 @@ class DraftStep:
       remembered: the rows that were verified just before, to be remembered first.
       anchor: i32 [batch].
       positions: i32 [rows]; that of the anchor, then those that drafts are wanted for.
-      temperature, seed: f32 [batch], i32 [batch, 2].
+      sampling: temperature f32 [batch] and seed i32 [batch, 2], or nothing: the best tokens.
       table, head: embedding and LM head of the target, [vocab, hidden].
     """
 
@@ -56,8 +56,7 @@ class DraftStep:
     remembered: ContextStep
     anchor: Tensor
     positions: Tensor
-    temperature: Tensor
-    seed: Tensor
+    sampling: tuple[Tensor, ...]
     table: Tensor
     head: Tensor
 
@@ -161,8 +160,8 @@ def selector_walk(
       tokens: row 0 of each sequence has its anchor.
     """
     chosen, proposal = apply(
-        SelectorWalk(),
+        SelectorWalk(rows=step.rows_per_sequence),
         *(values, ids, hidden, predecessor, successor),
-        *(tokens, step.positions, step.temperature, step.seed),
+        *(tokens, step.positions, *step.sampling),
     )
     return Drafts(tokens=chosen, candidates=ids, proposal=proposal)

@@ -162,7 +162,8 @@ def delta_rule(
 ) -> Tensor:
     """Gated delta rule: q, k f32 [rows, key heads, dk], v [rows, value heads, dv] -> like v.
 
-    `beta` and `decay` (f32, the logarithm of what stays) are [rows, value heads].
+    `beta` and `decay` (f32, the logarithm of what stays) are [rows, value heads]; a decay of each
+    key channel is [rows, value heads, dk].
     """
     return _one(DeltaRule(dtype=DType(dtype)), q, k, v, beta, decay, states=(state,))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -40,13 +41,20 @@ class StateKind(StrEnum):
     TAP = "tap"  # [...] for each token row; lives within one step
 
 
+MEMBER = "{member}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Param:
     """A weight. `pattern` is the checkpoint name with `{index}` where the layer number stands.
 
+    A parameter with `{member}` in its pattern, such as the same matrix of all experts, is stored as
+    one tensor for each entry of its first axis.
+
     Attributes:
       key: unique name in the graph.
-      pattern: checkpoint tensor name; `{index}` is replaced by each entry of `indices`.
+      pattern: checkpoint tensor name; `{index}` is replaced by each entry of `indices`, `{member}`
+        by the number along the first axis.
       type: type of one instance, axes as stored in the checkpoint ([out, in] for projections).
       indices: layer number of every instance in execution order; empty outside repeat regions.
     """
@@ -60,11 +68,25 @@ class Param:
     def instances(self) -> int:
         return max(1, len(self.indices))
 
+    @property
+    def is_stacked(self) -> bool:
+        """Whether the checkpoint has a tensor for each entry of the first axis."""
+        return MEMBER in self.pattern
+
+    @property
+    def tensor_type(self) -> TensorType:
+        """Type of one checkpoint tensor."""
+        return replace(self.type, axes=self.type.axes[1:]) if self.is_stacked else self.type
+
     def tensor_names(self) -> tuple[str, ...]:
-        """Checkpoint tensor names, one per instance."""
-        if not self.indices:
-            return (self.pattern,)
-        return tuple(self.pattern.replace("{index}", str(index)) for index in self.indices)
+        """Checkpoint tensor names: one per instance, or the members of each instance in order."""
+        names = [self.pattern]
+        if self.indices:
+            names = [self.pattern.replace("{index}", str(index)) for index in self.indices]
+        if not self.is_stacked:
+            return tuple(names)
+        members = range(self.type.shape[0])
+        return tuple(name.replace(MEMBER, str(member)) for name in names for member in members)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -325,14 +325,21 @@ def _delta_rule(op: DeltaRule, operands: Types, states: Types) -> Types:
         value_heads,
         "Change the head counts",
     )
-    for name, gate in (("beta", beta), ("decay", decay)):
-        require(
-            gate.shape == (v.axes[0].size, value_heads),
-            op,
-            f"{name} of shape [rows, value heads] = ({v.axes[0].size}, {value_heads})",
-            gate,
-            "One number per value head",
-        )
+    gate_shape = (v.axes[0].size, value_heads)
+    require(
+        beta.shape == gate_shape,
+        op,
+        f"beta of shape [rows, value heads] = {gate_shape}",
+        beta,
+        "One number per value head",
+    )
+    require(
+        decay.shape in (gate_shape, (*gate_shape, q.axes[2].size)),
+        op,
+        f"decay of shape [rows, value heads] = {gate_shape}, or [rows, value heads, key dim]",
+        decay,
+        "One number per value head, or per channel of its key",
+    )
     require(decay.dtype is DType.F32, op, "decay of dtype f32", decay, "Compute it in f32")
     wanted = (value_heads, q.axes[2].size, v.axes[2].size)
     require(
@@ -386,7 +393,7 @@ def _unary(op: Unary, operands: Types, states: Types) -> Types:
     return (TensorType(dtype=op.dtype or x.dtype, axes=x.axes),)
 
 
-# An order of precision; i32 values do not mix with the others.
+# An order of precision; other dtypes do not mix.
 _WIDTH = {DType.BF16: 0, DType.F32: 1}
 
 
@@ -411,7 +418,7 @@ def _binary(op: Binary, operands: Types, states: Types) -> Types:
             "Split the heads of both operands",
         )
     require(
-        (a.dtype is DType.I32) == (b.dtype is DType.I32),
+        a.dtype is b.dtype or (a.dtype in _WIDTH and b.dtype in _WIDTH),
         op,
         f"b of a dtype that mixes with {a.dtype}",
         b,
@@ -419,7 +426,7 @@ def _binary(op: Binary, operands: Types, states: Types) -> Types:
     )
     if op.dtype is not None:
         return (TensorType(dtype=op.dtype, axes=a.axes),)
-    if a.dtype is DType.I32:
+    if a.dtype not in _WIDTH:
         return (a,)
     wider = max(a.dtype, b.dtype, key=lambda dtype: _WIDTH[dtype])
     return (TensorType(dtype=wider, axes=a.axes),)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from mkc.ir.facets import INFER
 from mkc.ir.facets import MNEMONICS
 from mkc.ir.infer import Types
@@ -41,23 +43,32 @@ STATE_KINDS.update(SPEC_STATE_KINDS)
 
 
 def _per_sequence(
-    op: Op, name: str, type_: TensorType, rows: int, dtype: DType = DType.I32, width: int = 0
+    op: Op,
+    name: str,
+    type_: TensorType,
+    rows: int,
+    dtype: DType = DType.I32,
+    *,
+    width: int = 0,
+    batch: int | None = None,
 ) -> int:
-    """Checks a value with one entry per sequence; the number of sequences."""
+    """Checks a value with one entry per sequence, of `batch` if known; how many there are."""
     form = f"[batch, {width}]" if width else "[batch]"
     fits = (
         type_.rank == 1 + bool(width) and type_.dtype is dtype and type_.shape[1:] in ((), (width,))
     )
     require(fits, op, f"{name} {dtype}{form}", type_, f"Pass one {name} per sequence")
-    batch = type_.shape[0]
+    found = type_.shape[0]
     require(
-        rows % batch == 0,
+        rows % found == 0 if batch is None else found == batch,
         op,
-        f"{name} of a batch that divides the {rows} rows",
-        batch,
+        f"{name} of a batch that divides the {rows} rows"
+        if batch is None
+        else f"{name} of {batch} sequences",
+        found,
         "Use values of the same step",
     )
-    return batch
+    return found
 
 
 def _rows_i32(op: Op, name: str, type_: TensorType, rows: int) -> None:
@@ -183,13 +194,7 @@ def _dynamic_conv(op: DynamicConv, operands: Types, states: Types) -> Types:
         "Project to one number per side, tap and group",
     )
     require(0 <= op.side < sides, op, f"a side below {sides}", op.side, "Correct side")
-    require(
-        op.rows > 0 and x.shape[0] % op.rows == 0,
-        op,
-        f"rows of a sequence that divide {x.shape[0]}",
-        op.rows,
-        "Pass the rows of one sequence",
-    )
+    _sequences(op, op.rows, x.shape[0])
     return (x,)
 
 
@@ -229,12 +234,12 @@ def _top_k(op: TopK, operands: Types, states: Types) -> Types:
 
 @INFER.register(SelectorWalk)
 def _selector_walk(op: SelectorWalk, operands: Types, states: Types) -> Types:
-    what = "values, ids, hidden, predecessor, successor, tokens, positions, temperature, seed"
-    values, ids, hidden, predecessor, successor, tokens, positions, temperature, seed = take(
-        op, operands, 9, what
-    )
+    what = "values, ids, hidden, predecessor, successor, tokens, positions"
+    _require_count(op, operands, {7: what, 9: "also temperature, seed"})
     no_states(op, states)
+    values, ids, hidden, predecessor, successor, tokens, positions, *sampling = operands
     rows = values.shape[0]
+    batch = _sequences(op, op.rows, rows)
     _require_candidates(op, ids, values, rows)
     require_rows(op, values, "hidden", hidden)
     for name, codebook in (("predecessor", predecessor), ("successor", successor)):
@@ -247,8 +252,9 @@ def _selector_walk(op: SelectorWalk, operands: Types, states: Types) -> Types:
         )
     _rows_i32(op, "tokens", tokens, rows)
     require_positions(op, positions)
-    _per_sequence(op, "temperature", temperature, rows, DType.F32)
-    _per_sequence(op, "seed", seed, rows, width=2)
+    if sampling:
+        _per_sequence(op, "temperature", sampling[0], rows, DType.F32, batch=batch)
+        _per_sequence(op, "seed", sampling[1], rows, width=2, batch=batch)
     return (tokens, values)
 
 
@@ -267,24 +273,49 @@ def _require_candidates(op: Op, ids: TensorType, values: TensorType, rows: int) 
 
 @INFER.register(Accept)
 def _accept(op: Accept, operands: Types, states: Types) -> Types:
-    what = "logits, tokens, positions, temperature, top_k, top_p, min_p, seed"
-    require(
-        len(operands) in (8, 10),
-        op,
-        f"8 of: {what}, or 10: also candidates, proposal",
-        len(operands),
-        f"Pass exactly {what}, or candidates and proposal too",
-    )
+    forms = {
+        3: "logits, tokens, positions",
+        8: "also temperature, top_k, top_p, min_p, seed",
+        10: "also candidates, proposal",
+    }
+    _require_count(op, operands, forms)
     no_states(op, states)
-    logits, tokens, positions, temperature, top_k, top_p, min_p, seed = operands[:8]
+    logits, tokens, positions, *sampling = operands
     rows = logits.shape[0]
+    batch = _sequences(op, op.rows, rows)
     require_rank(op, "logits", logits, 2, "[rows, vocab]")
     _rows_i32(op, "tokens", tokens, rows)
     _rows_i32(op, "positions", positions, rows)
-    for name, one in (("temperature", temperature), ("top_p", top_p), ("min_p", min_p)):
-        _per_sequence(op, name, one, rows, DType.F32)
-    _per_sequence(op, "top_k", top_k, rows)
-    _per_sequence(op, "seed", seed, rows, width=2)
-    if len(operands) == 10:
-        _require_candidates(op, operands[8], operands[9], rows)
-    return (tokens, top_k, top_k)
+    if sampling:
+        temperature, top_k, top_p, min_p, seed = sampling[:5]
+        for name, one in (("temperature", temperature), ("top_p", top_p), ("min_p", min_p)):
+            _per_sequence(op, name, one, rows, DType.F32, batch=batch)
+        _per_sequence(op, "top_k", top_k, rows, batch=batch)
+        _per_sequence(op, "seed", seed, rows, width=2, batch=batch)
+    if sampling[5:]:
+        _require_candidates(op, sampling[5], sampling[6], rows)
+    numbers = TensorType(dtype=DType.I32, axes=(axis(batch),))
+    return (tokens, numbers, numbers)
+
+
+def _require_count(op: Op, operands: Types, forms: Mapping[int, str]) -> None:
+    """An op of several forms, by number of operands; each adds to the one before."""
+    require(
+        len(operands) in forms,
+        op,
+        ", or ".join(f"{count} of: {what}" for count, what in forms.items()),
+        len(operands),
+        f"Pass exactly {', or '.join(forms.values())}",
+    )
+
+
+def _sequences(op: Op, rows: int, total: int) -> int:
+    """How many sequences of `rows` rows there are."""
+    require(
+        rows > 0 and total % rows == 0,
+        op,
+        f"rows of a sequence that divide {total}",
+        rows,
+        "Pass the rows of one sequence",
+    )
+    return total // rows

@@ -163,11 +163,12 @@ class CausalConv(Op):
 @dataclass(frozen=True, kw_only=True)
 class DeltaRule(Op):
     """q, k f32 [rows, key heads, dk], v [rows, value heads, dv], beta [rows, value heads],
-    decay f32 [rows, value heads]; state RECURRENT f32 [value heads, dk, dv] -> [rows, value heads,
-    dv].
+    decay f32 [rows, value heads] or [rows, value heads, dk]; state RECURRENT f32 [value heads, dk,
+    dv] -> [rows, value heads, dv].
 
     Per value head, with key head h * key_heads // value_heads, all in f32:
     S <- exp(decay) S;  p = S^T k;  S <- S + k (beta (v - p))^T;  o = S^T q, rounded to `dtype`.
+    The decay is one number of a head, or one of each key channel, which is a row of S.
     Several rows of a sequence come one after the other.
     """
 

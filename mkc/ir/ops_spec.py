@@ -62,9 +62,9 @@ class KeptConv(Op):
 @dataclass(frozen=True, kw_only=True)
 class KeptDeltaRule(Op):
     """q, k f32 [rows, key heads, dk], v [rows, value heads, dv], beta [rows, value heads], decay
-    f32 [rows, value heads], kept i32 [batch]; states RECURRENT S f32 [value heads, dk, dv], KEPT k
-    f32 [T, key heads, dk], KEPT u f32 [T, value heads, dv], KEPT decay f32 [T, value heads]
-    -> [rows, value heads, dv].
+    f32 [rows, value heads] or [rows, value heads, dk], kept i32 [batch]; states RECURRENT S f32
+    [value heads, dk, dv], KEPT k f32 [T, key heads, dk], KEPT u f32 [T, value heads, dv], KEPT
+    decay f32 [T, ...] like a row of decay -> [rows, value heads, dv].
 
     The same values as `DeltaRule`, in the chunked form over the T rows, all in f32. First the
     state is committed with the first n = `kept` rows of the last step, D_i the sum of their decays
@@ -73,7 +73,8 @@ class KeptDeltaRule(Op):
     Then, with D over this step's rows:
       u_i = beta_i (v_i - e^(D_i) S^T k_i - sum_j<i e^(D_i - D_j) (k_i . k_j) u_j)
       o_i = e^(D_i) S^T q_i + sum_j<=i e^(D_i - D_j) (q_i . k_j) u_j, rounded to `dtype`
-    and k, u and decay become the new KEPT rows. S changes by the commit only.
+    and k, u and decay become the new KEPT rows. S changes by the commit only. With a decay of each
+    key channel, e^D multiplies the rows of S and the channels of k and of the sums in (k_i . k_j).
     """
 
     mnemonic: ClassVar[str] = "kept_delta_rule"
@@ -171,38 +172,47 @@ class TopK(Op):
 @dataclass(frozen=True, kw_only=True)
 class SelectorWalk(Op):
     """values f32 [rows, K], ids i32 [rows, K], hidden [rows, r], predecessor, successor [vocab, r],
-    tokens i32 [rows], positions i32 [rows], temperature f32 [batch], seed i32 [batch, 2]
-    -> tokens i32 [rows], proposal f32 [rows, K].
+    tokens i32 [rows], positions i32 [rows] and, to draw, temperature f32 [batch], seed i32 [batch,
+    2] -> tokens i32 [rows], proposal f32 [rows, K].
 
     Chooses one candidate per row: row 0 of a sequence keeps its token; row t scores candidate j
     with values[t, j] + sum_r predecessor[token of row t - 1]_r hidden[t]_r successor[ids[t, j]]_r,
-    in f32. At temperature 0 the best one is chosen, the first on ties, and its proposal is 1. Else
-    the proposal is softmax(score / temperature) and the choice a draw from it, see
-    `mkc.ir.counter_random`, stream DRAFT, at the row's position. `tokens` gives row 0.
+    in f32. At temperature 0, and without one, the best one is chosen, the first on ties, and its
+    proposal is 1. Else the proposal is softmax(score / temperature) and the choice a draw from it,
+    see `mkc.ir.counter_random`, stream DRAFT, at the row's position. `tokens` gives row 0.
+
+    Attributes:
+      rows: of one sequence.
     """
 
     mnemonic: ClassVar[str] = "selector_walk"
+    rows: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Accept(Op):
-    """logits [rows, vocab], tokens, positions i32 [rows], temperature f32, top_k i32, top_p f32,
-    min_p f32, each [batch], seed i32 [batch, 2] and, when drafts are not certain, candidates i32
-    [rows, K], proposal f32 [rows, K] -> emitted i32 [rows], count i32 [batch], last i32 [batch].
+    """logits [rows, vocab], tokens, positions i32 [rows]; to sample also temperature f32, top_k
+    i32, top_p f32, min_p f32, each [batch], seed i32 [batch, 2]; when drafts are not certain also
+    candidates i32 [rows, K], proposal f32 [rows, K]
+    -> emitted i32 [rows], count i32 [batch], last i32 [batch].
 
     Row t's logits are for the token behind it. The token of row t >= 1 is a draft for its own
     position, drawn from q_t = `proposal` over `candidates`, or certain without them. With p_t from
-    row t - 1: temperature 0 accepts while the draft is p_t's largest logit (lowest id on ties),
-    then emits that of the next row. Else, with p_t after temperature, top-k, min-p, top-p, accepts
-    while u q_t(d) < p_t(d), then draws from max(p_t - q_t, 0), or from p_t where that is zero
-    everywhere or no draft is left. u and the draw: `mkc.ir.counter_random`, streams ACCEPT and
-    CHOICE, at the position of the token in question. Padding rows are no drafts.
+    row t - 1: temperature 0, as well as none, accepts while the draft is p_t's largest logit
+    (lowest id on ties), then emits that of the next row. Else, with p_t after temperature, top-k,
+    min-p, top-p, accepts while u q_t(d) < p_t(d), then draws from max(p_t - q_t, 0), or from p_t
+    where that is zero everywhere or no draft is left. u and the draw: `mkc.ir.counter_random`,
+    streams ACCEPT and CHOICE, at the position of the token in question. Padding rows are no drafts.
 
     emitted holds `count` tokens of each sequence, -1 behind them; `last` is the last one. A
     sequence whose rows are all padding emits nothing.
+
+    Attributes:
+      rows: of one sequence.
     """
 
     mnemonic: ClassVar[str] = "accept"
+    rows: int
 
 
 SPEC_OPS: tuple[type[Op], ...] = (

@@ -96,12 +96,15 @@ def stack_params(
     stacked: dict[str, Array] = {}
     for key, param in graph.params.items():
         dtype = storage_dtype(param.type.dtype, rounding)
+        wanted = param.tensor_type
         arrays = []
         for name in param.tensor_names():
             array = jnp.asarray(params[name])
-            assert array.shape == param.type.shape, f"{name} is {array.shape}, not {param.type}"
+            assert array.shape == wanted.shape, f"{name} is {array.shape}, not {wanted}"
             arrays.append(array.astype(dtype))
-        stacked[key] = jnp.stack(arrays) if param.indices else arrays[0]
+        one = jnp.stack(arrays) if param.indices or param.is_stacked else arrays[0]
+        shape = (param.instances, *param.type.shape) if param.indices else param.type.shape
+        stacked[key] = one.reshape(shape)
     return stacked
 
 

@@ -49,7 +49,13 @@ type Rounding = Literal["reference", "float32"]
 type Arrays = tuple[Array, ...]
 type Outcome = tuple[Arrays, Arrays]
 
-DTYPES = {DType.BF16: jnp.bfloat16, DType.F32: jnp.float32, DType.I32: jnp.int32}
+DTYPES = {
+    DType.BF16: jnp.bfloat16,
+    DType.F32: jnp.float32,
+    DType.I32: jnp.int32,
+    DType.E2M1X2: jnp.uint8,
+    DType.E8M0: jnp.uint8,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +233,7 @@ def _delta_rule(op: DeltaRule, operands: Arrays, states: Arrays, context: OpCont
     def one_row(memory: Array, row: tuple[Array, ...]) -> tuple[Array, Array]:
         q, k, v, beta, decay, counts = row
         q, k = jnp.repeat(q, group, axis=1), jnp.repeat(k, group, axis=1)
-        new = memory * jnp.exp(decay)[:, :, None, None]
+        new = memory * jnp.exp(decay).reshape(*decay.shape[:2], -1, 1)
         predicted = jnp.sum(new * k[..., None], axis=2)
         correction = beta[..., None] * (v - predicted)
         new = new + k[..., None] * correction[:, :, None, :]

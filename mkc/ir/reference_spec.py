@@ -90,19 +90,23 @@ def committed_state(
       memory: f32 [batch, value heads, dk, dv].
       keys: f32 [batch, T, key heads, dk].
       updates: f32 [batch, T, value heads, dv].
-      decays: f32 [batch, T, value heads].
+      decays: f32 [batch, T, value heads] or [batch, T, value heads, dk].
       kept: i32 [batch].
     """
     group = updates.shape[2] // keys.shape[2]
-    counts = (jnp.arange(keys.shape[1]) < kept[:, None])[..., None]
-    decays = jnp.where(counts, decays, 0.0)
-    total = jnp.cumsum(decays, axis=1)
+    counts = (jnp.arange(keys.shape[1]) < kept[:, None])[..., None, None]
+    total = jnp.cumsum(jnp.where(counts, _by_channel(decays), 0.0), axis=1)
     left = jnp.where(counts, jnp.exp(total[:, -1:] - total), 0.0)  # decay from a row to the end
-    scaled = jnp.repeat(keys, group, axis=2) * left[..., None]
+    scaled = jnp.repeat(keys, group, axis=2) * left
     added = jnp.einsum("bthk,bthv->bhkv", scaled, updates, precision=HIGHEST)
-    committed = memory * jnp.exp(total[:, -1])[..., None, None] + added
+    committed = memory * jnp.exp(total[:, -1])[..., None] + added
     # Nothing kept changes no bit: a sum with zero may change the sign of a zero.
     return jnp.where((kept > 0)[:, None, None, None], committed, memory)
+
+
+def _by_channel(decays: Array) -> Array:
+    """[batch, T, value heads, 1] where a decay is one number of a head, else [..., dk]."""
+    return decays.reshape(*decays.shape[:3], -1)
 
 
 @REFERENCE.register(KeptDeltaRule)
@@ -116,25 +120,25 @@ def _kept_delta_rule(
     q, k, v, beta, decay = (by_sequence(wide(one), batch) for one in operands[:5])
     group = v.shape[2] // k.shape[2]
     # Padding rows are no rows: no decay, no key, no update.
-    beta, decay = (jnp.where(valid[..., None], one, 0.0) for one in (beta, decay))
+    beta = jnp.where(valid[..., None], beta, 0.0)
+    decay = jnp.where(valid.reshape(*valid.shape, *[1] * (decay.ndim - 2)), decay, 0.0)
     k = jnp.where(valid[..., None, None], k, 0.0)
     committed = committed_state(memory, old_keys, old_updates, old_decays, kept)
-    total = jnp.cumsum(decay, axis=1)
+    total = jnp.cumsum(_by_channel(decay), axis=1)
     queries, keys = jnp.repeat(q, group, axis=2), jnp.repeat(k, group, axis=2)
     row = jnp.arange(v.shape[1])
-    difference = total[:, :, None] - total[:, None]  # [batch, i, j, value heads]
-    seen = (row[:, None] >= row)[None, :, :, None]
+    difference = total[:, :, None] - total[:, None]  # [batch, i, j, value heads, 1 or dk]
+    seen = (row[:, None] >= row)[None, :, :, None, None]
     # Masked before the exponential, which overflows for rows still to come.
     left = jnp.where(seen, jnp.exp(jnp.where(seen, difference, 0.0)), 0.0)
 
     def from_state(x: Array) -> Array:
-        """e^(D_i) S^T x_i for every row."""
-        product = jnp.einsum("bthk,bhkv->bthv", x, committed, precision=HIGHEST)
-        return product * jnp.exp(total)[..., None]
+        """S^T (e^(D_i) x_i) for every row."""
+        return jnp.einsum("bthk,bhkv->bthv", x * jnp.exp(total), committed, precision=HIGHEST)
 
     def likeness(x: Array) -> Array:
-        """e^(D_i - D_j) (x_i . k_j), [batch, i, j, value heads]."""
-        return jnp.einsum("bihk,bjhk->bijh", x, keys, precision=HIGHEST) * left
+        """The sum of e^(D_i - D_j) x_i k_j over channels, [batch, i, j, value heads]."""
+        return jnp.sum(x[:, :, None] * keys[:, None] * left, axis=-1)
 
     def one_update(updates: Array, i: Array) -> tuple[Array, None]:
         # The updates of this and later rows are still zero.
@@ -258,9 +262,9 @@ def _top_k(op: TopK, operands: Arrays, states: Arrays, context: OpContext) -> Ou
 def _selector_walk(
     op: SelectorWalk, operands: Arrays, states: Arrays, context: OpContext
 ) -> Outcome:
-    return walk(*operands), states
+    return walk(*operands, rows=op.rows), states
 
 
 @REFERENCE.register(Accept)
 def _accept(op: Accept, operands: Arrays, states: Arrays, context: OpContext) -> Outcome:
-    return accept(*operands), states
+    return accept(*operands, rows=op.rows), states

@@ -19,10 +19,15 @@ class DType(StrEnum):
     BF16 = "bf16"
     F32 = "f32"
     I32 = "i32"
+    E2M1X2 = "e2m1x2"  # a byte of two 4-bit floats, the even one in the low bits; see mkc.ir.mxfp4
+    E8M0 = "e8m0"  # a byte that is a power of two: 2^(byte - 127)
 
     @property
     def bytes(self) -> int:
-        return 2 if self is DType.BF16 else 4
+        return _BYTES[self]
+
+
+_BYTES = {DType.BF16: 2, DType.F32: 4, DType.I32: 4, DType.E2M1X2: 1, DType.E8M0: 1}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,11 +52,13 @@ def block_round(
     *,
     batch: int,
     context: int,
+    sampling: bool = True,
 ) -> Round:
     """Up to as many tokens per round as the drafter's block has rows.
 
     Args:
       config, draft_config: contents of the config.json of each.
+      sampling: tokens can be drawn; else rounds are greedy, and have no inputs for it.
 
     Raises:
       ConfigError: a config is not one of its model.
@@ -77,15 +79,19 @@ def block_round(
         return Trace(name=name, rows=rows * batch, batch=batch, context=context, taps=True)
 
     record = start(form.rows)
-    inputs = dict(zip(SAMPLING, sampling_inputs(record), strict=True))
+    inputs = dict(zip(SAMPLING, sampling_inputs(record), strict=True)) if sampling else {}
     record.new_input(KEPT, DType.I32, batch)
-    candidates = record.new_input("candidates", DType.I32, record.rows, form.candidates)
-    proposal = record.new_input("proposal", DType.F32, record.rows, form.candidates)
+    proposal: tuple[Tensor, ...] = ()
+    if sampling:
+        proposal = (
+            record.new_input("candidates", DType.I32, record.rows, form.candidates),
+            record.new_input("proposal", DType.F32, record.rows, form.candidates),
+        )
     with recording(record):
         outputs = target.decoder(loaded, step_of(record))
         table, head = _embedding(record), _head(record, outputs)
         _check(drafter.name, form, table, head)
-        accepted = accept_and_advance(record, outputs, tuple(inputs.values()), candidates, proposal)
+        accepted = accept_and_advance(record, outputs, tuple(inputs.values()), *proposal)
         (verified,) = apply(KeptPositions(), record.inputs["positions"], accepted.count)
         step = DraftStep(
             rows=record.rows,
@@ -93,8 +99,7 @@ def block_round(
             remembered=_remembered(record, form, verified),
             anchor=accepted.last,
             positions=accepted.positions,
-            temperature=inputs["temperature"],
-            seed=inputs["seed"],
+            sampling=(inputs["temperature"], inputs["seed"]) if sampling else (),
             table=table,
             head=head,
         )
@@ -107,9 +112,11 @@ def block_round(
         "tokens": drafts.tokens,
         "positions": accepted.positions,
         KEPT: accepted.count,
-        "candidates": drafts.candidates,
-        "proposal": drafts.proposal,
     }
+    carried = ("tokens", "positions", KEPT)
+    if sampling:
+        results |= {"candidates": drafts.candidates, "proposal": drafts.proposal}
+        carried = (*carried, "candidates", "proposal")
     graph = commit_late(build(record, results), kept=KEPT)
 
     record = start(1)
@@ -123,7 +130,7 @@ def block_round(
         name=drafter.name,
         graph=without_unread(connect(graph, drafter=drafter.name)),
         prefill=connect(build(record, results), drafter=drafter.name),
-        carried=("tokens", "positions", KEPT, "candidates", "proposal"),
+        carried=carried,
     )
 
 

@@ -36,8 +36,9 @@ class Round:
     Attributes:
       name: of the scheme.
       graph: one round: `rows_per_sequence` rows for each sequence, its newest token and drafts.
-        Inputs: `tokens`, `positions` i32 [rows], padding where there is no draft; `temperature`,
-        `top_p`, `min_p` f32 [batch], `top_k` i32 [batch], `seed` i32 [batch, 2]; what is carried.
+        Inputs: `tokens`, `positions` i32 [rows], padding where there is no draft; what is carried;
+        unless rounds are greedy `temperature`, `top_p`, `min_p` f32 [batch], `top_k` i32 [batch],
+        `seed` i32 [batch, 2].
         Outputs: `emitted` i32 [rows], `count` i32 [batch], `logits` [rows, vocab]; `carried`.
       prefill: one row per sequence, for prompts; its states are those of `graph` that outlive a
         round, and have the same keys. With kept = 0 the round behind it commits nothing.
@@ -138,10 +139,11 @@ def accept_and_advance(
     """Accepts drafts by the target's logits, and moves on.
 
     Args:
+      sampling: inputs named `SAMPLING`; nothing accepts greedily.
       proposal: candidates and their probabilities; without them drafts are certain.
     """
     tokens, positions = record.inputs["tokens"], record.inputs["positions"]
     operands = (target.logits, tokens, positions, *sampling, *proposal)
-    emitted, count, last = apply(Accept(), *operands)
+    emitted, count, last = apply(Accept(rows=record.rows // record.batch), *operands)
     (moved,) = apply(NextPositions(context=record.context), positions, count)
     return Accepted(emitted=emitted, count=count, last=last, positions=moved)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ DRAWS = 60_000
 VOCAB, ROWS = 12, 3
 RANDOM = np.random.default_rng(8)
 LOGITS = RANDOM.normal(size=(ROWS, VOCAB)).astype(np.float32) * 2
-ACCEPT = jax.jit(accept)
+ACCEPT = jax.jit(partial(accept, rows=ROWS))
 
 
 def run(
@@ -238,7 +239,7 @@ def walked(temperature: float, batch: int) -> tuple[NDArray[Any], NDArray[Any], 
     ids = np.tile(np.stack([random.permutation(VOCAB)[:4] for _ in range(ROWS)]), (batch, 1))
     hidden = np.tile(random.normal(size=(ROWS, 5)), (batch, 1))
     books = random.normal(size=(2, VOCAB, 5))
-    tokens, proposal = jax.jit(walk)(
+    tokens, proposal = jax.jit(partial(walk, rows=ROWS))(
         *(one.astype(np.float32) for one in (values,)),
         ids.astype(np.int32),
         hidden.astype(np.float32),

@@ -96,8 +96,10 @@ def trace(rows: int, fill: bool, seen: int, **changes: Any) -> Graph:
     )
     step = {
         "anchor": record.new_input("anchor", DType.I32, 1),
-        "temperature": record.new_input("temperature", DType.F32, 1),
-        "seed": record.new_input("seed", DType.I32, 1, 2),
+        "sampling": (
+            record.new_input("temperature", DType.F32, 1),
+            record.new_input("seed", DType.I32, 1, 2),
+        ),
     }
     with recording(record):
         if not fill:

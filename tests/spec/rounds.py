@@ -51,7 +51,8 @@ class Player:
         self._round = _compiled(scheme, rounding)
         self.states: States = initial_states(scheme.graph, rounding)
         self.carried: dict[str, Any] = {}
-        self.sampling = greedy(self.batch)
+        wanted = {value.name for value in scheme.graph.inputs}
+        self.sampling = {k: v for k, v in greedy(self.batch).items() if k in wanted}
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> NDArray[Any]:
         """Feeds a prompt to each sequence; f32 logits [batch, rows, vocab]."""
@@ -141,7 +142,8 @@ def _weights(scheme: Round, rounding: Rounding) -> Any:
 
 
 def _compiled(scheme: Round, rounding: Rounding) -> Any:
-    return _once((scheme.name, scheme.graph.batch, rounding), scheme.graph, rounding)
+    key = (scheme.name, scheme.carried, scheme.graph.batch, rounding)
+    return _once(key, scheme.graph, rounding)
 
 
 def _prefill(scheme: Round, rounding: Rounding) -> Any:

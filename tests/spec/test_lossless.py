@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.draft_goldens import draft_case
+from tests.draft_goldens import golden_round
 from tests.goldens import golden_case
 from tests.spec.rounds import Player
 from tests.spec.rounds import spec_scheme
@@ -79,6 +80,16 @@ def test_the_drafters_own_drafts() -> None:
     accepted = play(player, plans, 14)
     expected = draft_case().expected["loop.accepted"].tolist()
     assert accepted[0][: len(expected)] == accepted[2][: len(expected)] == expected
+
+
+def test_rounds_that_cannot_sample_emit_the_same() -> None:
+    """The graph of greedy rounds has no inputs for sampling, and carries no proposals."""
+    scheme = golden_round(sampling=False)
+    assert set(scheme.carried) == {"tokens", "positions", "kept"}
+    assert {one.name for one in scheme.graph.inputs} == set(scheme.carried)
+    plan: list[list[int | None] | None] = [[None, 3, 0]]
+    both = [play(Player(one, "float32"), plan, 24) for one in (spec_scheme(), scheme)]
+    assert both[0] == both[1]
 
 
 def test_proposals_of_the_whole_loop_are_the_published_ones() -> None:
