@@ -19,6 +19,7 @@ from mkc.targets.model import Links
 from mkc.targets.model import Mxu
 from mkc.targets.model import Origin
 from mkc.targets.model import OriginKind
+from mkc.targets.model import Semaphores
 from mkc.targets.model import Smem
 from mkc.targets.model import Target
 from mkc.targets.model import Topology
@@ -29,6 +30,7 @@ SECTIONS: dict[str, type[Any]] = {
     "core": Core,
     "vmem": Vmem,
     "smem": Smem,
+    "semaphores": Semaphores,
     "hbm": Hbm,
     "dma": Dma,
     "mxu": Mxu,

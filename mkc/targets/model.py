@@ -91,6 +91,13 @@ class Smem:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Semaphores:
+    """Semaphores of one kernel, of copies and others; a barrier is not counted."""
+
+    usable_count: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Hbm:
     """Device memory.
 
@@ -247,6 +254,7 @@ class Target:
     core: Core
     vmem: Vmem
     smem: Smem
+    semaphores: Semaphores
     hbm: Hbm
     dma: Dma
     mxu: Mxu

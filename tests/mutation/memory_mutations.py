@@ -417,6 +417,11 @@ def too_many_rounds(program: Program) -> Mutant:
     return everywhere(replace(program, rounds_per_launch=1 << 20))
 
 
+@mutation("a ring has more slots than there are semaphores", "V806", "one", "dense")
+def too_many_slots(program: Program) -> Mutant:
+    return everywhere(replace(program, tape=replace(program.tape, slots=10_000)))
+
+
 @mutation("a phase names a stream that is not there", "V805", "one", "dense")
 def stream_removed(program: Program) -> Mutant:
     return everywhere(replace(program, streams=program.streams[1:]))

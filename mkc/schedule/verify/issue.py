@@ -216,4 +216,5 @@ CODES = {
         "every name in a phase exists in the program",
         "a stream, buffer or exchange was removed but is still used",
     ),
+    "V806": _code(BUDGET, "there are enough semaphores", "fewer ring slots or cache tiles"),
 }

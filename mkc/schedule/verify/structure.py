@@ -26,6 +26,7 @@ from mkc.schedule.program import View
 from mkc.schedule.verify.arrays import SCALAR_BYTES
 from mkc.schedule.verify.arrays import arrays_of
 from mkc.schedule.verify.arrays import scalars_of
+from mkc.schedule.verify.arrays import semaphores_of
 from mkc.schedule.verify.memory import Report
 from mkc.targets import Target
 
@@ -112,6 +113,10 @@ def _check_budgets(program: Program, target: Target, report: Report) -> None:
     if scalars > target.smem.usable_bytes:
         message = f"{scalars} bytes of scalars for {target.smem.usable_bytes} of SMEM"
         report("V802", "smem", message)
+    count = sum(prod(one.shape) for one in semaphores_of(program).values())
+    if count > target.semaphores.usable_count:
+        message = f"{count} semaphores for {target.semaphores.usable_count}"
+        report("V806", "semaphores", message)
 
 
 def views_of(phase: Phase) -> Iterator[View]:
