@@ -42,18 +42,16 @@ class Terminal:
             assert self._read(left), f"ended without {text!r}: {self.seen!r}"
         self._looked_at = place + len(text)
 
-    def type_until(self, keys: str, text: str) -> None:
-        """Types, and again each second, until the text appears.
+    def wait_until_idle(self) -> None:
+        """Waits until the program sleeps, as it does when it waits for a key.
 
-        For Ctrl-C at a prompt: CPython's readline loop shows the prompt a moment before it waits
-        for input, and a signal in between is only seen with the next key.
+        CPython's readline loop shows the prompt a moment before it waits; a signal in between is
+        only seen with the next key.
         """
         end = monotonic() + SECONDS
-        while self.seen.find(text, self._looked_at) < 0:
-            assert monotonic() < end, f"{text!r} did not come: {self.seen[self._looked_at :]!r}"
-            self.type(keys)
-            self._read(1.0)
-        self.wait_for(text)
+        while _state(self.process.pid) != "S":
+            assert monotonic() < end, "the program is busy"
+            self._read(0.01)
 
     def wait_for_end(self) -> int:
         """The exit status."""
@@ -71,6 +69,12 @@ class Terminal:
             return False
         self.seen += chunk.decode("utf-8", "replace")
         return bool(chunk)
+
+
+def _state(process: int) -> str:
+    """The scheduler's letter for the main thread: R runs, S sleeps."""
+    with open(f"/proc/{process}/stat", encoding="utf-8") as file:
+        return file.read().rpartition(")")[2].split()[0]
 
 
 @contextmanager

@@ -23,7 +23,9 @@ def test_chat_in_a_terminal(folder: Path) -> None:
         terminal.type("/stats\n")
         terminal.wait_for("tokens/s")
         terminal.wait_for("> ")
-        terminal.type_until(CONTROL_C, "\n> ")  # nothing to end: the chat goes on
+        terminal.wait_until_idle()
+        terminal.type(CONTROL_C)  # nothing to end: the chat goes on
+        terminal.wait_for("\n> ")
         terminal.type("/draft off\n")
         terminal.wait_for("no drafter")
         terminal.wait_for("> ")

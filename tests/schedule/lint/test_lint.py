@@ -17,13 +17,18 @@ from mkc.schedule.lint import LINTS
 from mkc.schedule.lint import lint_program
 from mkc.schedule.lint import lint_source
 from mkc.schedule.lint import lint_traced
+from mkc.schedule.program import AllReducePhase
+from mkc.schedule.program import Phase
 from mkc.schedule.program import Program
 from mkc.schedule.verify.case import cases_of
+from mkc.schedule.verify.events import Place
+from mkc.schedule.verify.events import Start
 from mkc.schedule.verify.trace import pallas_kernel
 from mkc.schedule.verify.trace import reference_names
 from mkc.schedule.verify.trace import tracer_of
 from mkc.targets import load_target
 from tests.mutation.edits import with_one
+from tests.mutation.edits import with_phases
 from tests.mutation.subjects import subject
 from tests.passes.lowering import TARGET
 from tests.passes.lowering import golden_graph
@@ -72,6 +77,17 @@ def narrow_message(program: Program) -> Program:
     return replace(program, exchanges=plans)
 
 
+def half_a_register_per_rank(program: Program) -> Program:
+    """Of 192 lanes each of two ranks adds up 96."""
+
+    def narrower(phase: Phase) -> Phase:
+        if isinstance(phase, AllReducePhase):
+            return replace(phase, partial=replace(phase.partial, width=192))
+        return phase
+
+    return with_phases(program, narrower)
+
+
 def two_row_buffer(program: Program) -> Program:
     rows = with_one(program.buffers, lambda one: True, shape=(2, program.buffers[0].shape[1]))
     return replace(program, buffers=rows)
@@ -109,6 +125,29 @@ def float_tokens(program: Program) -> Program:
 )
 def test_programs(code: str, change: Callable[[Program], Program]) -> None:
     assert code in {one.code for one in lint_program(change(subject("two")), load_target(TARGET))}
+
+
+def test_lanes_that_are_scattered() -> None:
+    program = half_a_register_per_rank(subject("shares"))
+    assert "L102" in {one.code for one in lint_program(program, load_target(TARGET))}
+
+
+@pytest.mark.parametrize(("rows", "codes"), [(16, set()), (8, {"L108"})])
+def test_copies_inside_vmem(rows: int, codes: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """No phase makes one today; of bf16 blocks they need whole tiles."""
+    program = subject("two")
+    cache = replace(program.caches[0], batch=2)
+    program = replace(program, caches=(cache,))
+    source, target = (
+        Place(array=f"{cache.name}_{part}_new", index=(0,), first=0, count=rows)
+        for part in ("key", "value")
+    )
+    copy = Start(
+        phase="p00", routine="spare", source=source, target=target, semaphore=("spare", (0,))
+    )
+    monkeypatch.setattr("mkc.schedule.lint.program.expected_events", lambda *_: [copy])
+    found = {one.code for one in lint_program(program, load_target(TARGET))}
+    assert {one for one in found if one == "L108"} == codes
 
 
 @pytest.mark.parametrize(
