@@ -18,6 +18,8 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
 SMALLEST_MATRIX = 16  # rows and columns; thinner ones are as good as vectors
 
+TABLES = ("embed", "codebook")  # in the names of matrices whose rows are looked up
+
 type Arrays = dict[str, Array]
 
 
@@ -80,8 +82,10 @@ class Optimiser:
 
 
 def is_matrix(key: str, weight: Array) -> bool:
-    """Whether Muon moves it: the matrices of the layers, [.., N, K], but not the embedding."""
-    return weight.ndim >= 2 and "embed" not in key and min(weight.shape[-2:]) >= SMALLEST_MATRIX
+    """Whether Muon moves it: the matrices of the layers, [.., N, K], but no tables."""
+    if weight.ndim < 2 or any(table in key for table in TABLES):
+        return False
+    return min(weight.shape[-2:]) >= SMALLEST_MATRIX
 
 
 def orthogonal(matrix: Array) -> Array:

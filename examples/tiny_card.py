@@ -2,6 +2,8 @@
 
 python -m examples.tiny_card questions tests/data/tiny/eval.jsonl
 mkc eval models/tiny tests/data/tiny/eval.jsonl --json > models/tiny/results.json
+mkc eval models/tiny tests/data/tiny/eval.jsonl --spec dflash2 --draft models/tiny/drafter --json \
+    > models/tiny/drafter/results.json
 python -m examples.tiny_card card models/tiny
 """
 
@@ -14,6 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from examples.tiny_folder import DRAFTER_FOLDER
 from examples.tiny_folder import TRAINING_FILE
 from examples.tiny_tasks import EVALUATED
 from examples.tiny_tasks import HELD_OUT
@@ -102,17 +105,14 @@ def eval_text(count: int = QUESTIONS) -> str:
 
 def card(folder: Path) -> str:
     """The model card, from what was measured and how long training took."""
-    results = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
-    training = json.loads((folder / TRAINING_FILE).read_text(encoding="utf-8"))
-    tensors = read_header(folder / "model.safetensors").tensors.values()
-    parameters = sum(prod(one.shape) for one in tensors)
+    results, training = _read(folder / RESULTS_FILE), _read(folder / TRAINING_FILE)
     rows = [
         f"| {task} | {RANGES[task]} | {found['solved']} of {found['total']} "
         f"| {100 * found['accuracy']:.1f} |"
         for task, found in sorted(results["tasks"].items())
     ]
     return TEMPLATE.read_text(encoding="utf-8").format(
-        parameters=f"{parameters:,}",
+        parameters=f"{parameters(folder):,}",
         table="\n".join(rows),
         solved=results["solved"],
         total=results["total"],
@@ -120,7 +120,39 @@ def card(folder: Path) -> str:
         held_out=HELD_OUT,
         **{**training, "steps": " ".join(map(str, training["steps"]))},
         last=training["steps"][-1],
+        **drafter_facts(folder / DRAFTER_FOLDER),
     )
+
+
+def drafter_facts(folder: Path) -> dict[str, Any]:
+    """What the card says of the drafter."""
+    results, training = _read(folder / RESULTS_FILE), _read(folder / TRAINING_FILE)
+    block = _read(folder / "config.json")["dflash_config"]["block_size"]
+    found = results["speculation"]
+    decoded = found["rounds"] * found["tokens_per_round"]
+    own = {f"draft_{key}": value for key, value in training.items()}
+    return {
+        **own,
+        "draft_parameters": f"{parameters(folder):,}",
+        "draft_last": training["steps"][-1],
+        "draft_steps": " ".join(map(str, training["steps"])),
+        "block": block,
+        "drafts": block - 1,
+        "tokens_per_answer": decoded / results["total"] + 1,
+        "tokens_per_round": found["tokens_per_round"],
+        "tokens_per_round_with_drafts": found["tokens_per_round_with_drafts"],
+    }
+
+
+def parameters(folder: Path) -> int:
+    """Numbers in a checkpoint."""
+    tensors = read_header(folder / "model.safetensors").tensors.values()
+    return sum(prod(one.shape) for one in tensors)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from mkc.runtime.text import load_tokenizer
 
 CONTEXT = 1024
 TRAINING_FILE = "training.json"
+DRAFTER_FOLDER = "drafter"  # in the folder of the model
 TEXT_CONFIG: dict[str, Any] = {
     "attention_bias": False,
     "attn_output_gate": True,
@@ -64,9 +65,14 @@ def write_model(
     (end,) = load_tokenizer(folder, vocab=VOCAB).encode(END_OF_TURN, allow_special=True)
     write_json(folder / "config.json", config)
     write_json(folder / "generation_config.json", {"do_sample": False, "eos_token_id": end})
+    write_tensors(folder / "model.safetensors", tensors)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, NDArray[Any]]) -> None:
+    """Writes a safetensors file; the same tensors give the same bytes."""
     names = sorted(tensors)
     described = {name: (DTYPE_NAMES[tensors[name].dtype], tensors[name].shape) for name in names}
-    with (folder / "model.safetensors").open("wb") as file:
+    with path.open("wb") as file:
         file.write(header_bytes(described))
         for name in names:
             file.write(np.ascontiguousarray(tensors[name]).tobytes())

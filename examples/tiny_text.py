@@ -221,34 +221,39 @@ class Teacher:
         tasks: list[tuple[str, int, int, int]] = []
         for row in range(rows):
             used = 0
-            for part, exchange in self._conversation(rng, weights, held_out=held_out):
+            for one in self.conversation(rng, weights, held_out=held_out):
+                part = self._exchange_ids(rng, one) if isinstance(one, Exchange) else one
                 if used + len(part) > length:
                     break
                 end = used + len(part)
                 tokens[row, used:end] = part
-                if exchange is not None:
+                if isinstance(one, Exchange):
                     learned[row, used:end] = self.learned(part)
-                    tasks.append((exchange.task, row, used, end))
+                    tasks.append((one.task, row, used, end))
                 used = end
         return Rows(tokens=tokens, learned=learned, tasks=tuple(tasks))
 
-    def _conversation(
+    def conversation(
         self, rng: Random, weights: dict[str, float], *, held_out: bool
-    ) -> Iterator[tuple[Sequence[int], Exchange | None]]:
-        """Ids of a heading, if there is one, and of exchanges without end."""
+    ) -> Iterator[Sequence[int] | Exchange]:
+        """Ids of a heading, if there is one, and exchanges without end."""
         names, shares = list(weights), list(weights.values())
         first = draw(rng, rng.choices(names, shares)[0], held_out=held_out)
         system = rng.random() < 0.1
         if system or first.tools:
             messages = [{"role": "system", "content": SYSTEM}] if system else []
-            yield self.encode(messages, tools=definitions(first.tools)), None
-        yield self._exchange_ids(rng, first), first
+            yield self.encode(messages, tools=definitions(first.tools))
+        yield first
         while True:
             task = rng.choices(names, shares)[0]
             following = draw(rng, task, held_out=held_out)
             if following.tools and set(following.tools) - set(first.tools):
                 continue  # it needs other tools than those of this conversation
-            yield self._exchange_ids(rng, following), following
+            yield following
+
+    def question_ids(self, exchange: Exchange, *, thinking: bool) -> Sequence[int]:
+        """Ids of an exchange up to where the answer begins."""
+        return self.chat.encode(ChatRequest(messages=exchange.messages, thinking=thinking)).ids
 
     def _exchange_ids(self, rng: Random, exchange: Exchange) -> Sequence[int]:
         answer = exchange.answer

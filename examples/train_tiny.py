@@ -53,6 +53,7 @@ WARM_UP = 40  # steps until the learning rate is full
 DECAY = 0.6  # share of the steps in which it falls to zero again
 GRADIENT_LIMIT = 1.0  # on the norm
 STEPS = [1000, 3600, 7200]
+STEPS_HELP = "ends of schedules: the learning rate falls to zero up to each, then is full again"
 REPORT_STEPS = 20
 TEST_STEPS = 100
 CHECKPOINT_SECONDS = 120.0
@@ -73,6 +74,10 @@ WEIGHTS = {
     "no_tool": 0.4,
     "small_talk": 0.4,
 }
+
+
+# (weights, batch) -> what is to become small
+type Loss = Callable[[Arrays, dict[str, Array]], Array]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,14 +191,14 @@ def rate_share(step: Array, steps: int) -> Array:
     return jnp.clip(jnp.minimum(up, down), 0.0, 1.0)
 
 
-def training_step(graph: Graph, settings: Settings) -> Callable[..., Any]:
+def training_step(loss_of: Loss, settings: Settings) -> Callable[..., Any]:
     """A compiled function `(weights, means, step, batch) -> (weights, means, loss)`."""
 
     @partial(jax.jit, donate_argnums=(0, 1))
     def step_function(
         weights: Arrays, means: dict[str, Arrays], step: Array, batch: dict[str, Array]
     ) -> tuple[Arrays, dict[str, Arrays], Array]:
-        loss, gradients = jax.value_and_grad(partial(loss_of, graph))(weights, batch)
+        loss, gradients = jax.value_and_grad(loss_of)(weights, batch)
         scale = jnp.minimum(1.0, GRADIENT_LIMIT / (global_norm(gradients) + 1e-9))
         gradients = {key: one * scale for key, one in gradients.items()}
         share = rate_share(step, settings.steps)
@@ -261,28 +266,59 @@ def train(
 ) -> State:
     """Trains up to step `until`, by default to the end, and saves the checkpoint there."""
     graph = row_graph(settings, config)
-    state = restore(checkpoint) if checkpoint.exists() else initial_state(graph, settings)
-    step_function = training_step(graph, settings)
     choose = jax.jit(lambda *given: jnp.argmax(predict(graph, *given), axis=-1))
     shape = {"rows": settings.rows, "length": settings.length}
 
-    def batch(step: int) -> Rows:
-        return teacher.rows(Random(f"{settings.seed}/{step}"), weights=WEIGHTS, **shape)
+    def batch(step: int) -> dict[str, Array]:
+        rng = Random(f"{settings.seed}/{step}")
+        return batch_of(teacher.rows(rng, weights=WEIGHTS, **shape))
 
     even = {task: 1.0 for task in WEIGHTS if task != "small_talk"}
     tests = [
         teacher.rows(Random(f"test/{number}"), weights=even, held_out=True, **shape)
         for number in range(settings.tests)
     ]
+
+    def look(weights: Arrays) -> str:
+        found = accuracy(choose, weights, tests)
+        return " ".join(f"{task} {share:.2f}" for task, share in found.items())
+
+    return run_steps(
+        restore(checkpoint) if checkpoint.exists() else initial_state(graph, settings),
+        settings.steps if until is None else until,
+        training_step(partial(loss_of, graph), settings),
+        batch,
+        checkpoint,
+        look=look if tests else None,
+        say=say,
+    )
+
+
+def run_steps(
+    state: State,
+    last: int,
+    step_function: Callable[..., Any],
+    batch: Callable[[int], dict[str, Array]],
+    checkpoint: Path,
+    *,
+    look: Callable[[Arrays], str] | None,
+    say: Callable[[str], None],
+) -> State:
+    """Does steps up to `last`, and saves the checkpoint now and then and at the end.
+
+    Args:
+      step_function: as `training_step` makes it.
+      batch: what a step sees, by the number of the step.
+      look: says how good weights are; it changes nothing.
+    """
     weights, means = state.weights, state.means
-    last = settings.steps if until is None else until
     began = saved = perf_counter()
     losses: list[Array] = []
     with ThreadPoolExecutor(1) as ahead:
         waiting = ahead.submit(batch, state.step)
         for step in range(state.step, last):
-            rows, waiting = waiting.result(), ahead.submit(batch, step + 1)
-            weights, means, loss = step_function(weights, means, jnp.int32(step), batch_of(rows))
+            given, waiting = waiting.result(), ahead.submit(batch, step + 1)
+            weights, means, loss = step_function(weights, means, jnp.int32(step), given)
             losses.append(loss)
             done = step + 1
             now = perf_counter()
@@ -292,11 +328,10 @@ def train(
             began = now
             if done % REPORT_STEPS == 0:
                 mean = float(np.mean(jax.device_get(losses)))
-                say(f"step {done}/{settings.steps} loss {mean:.4f} {state.seconds:.0f} s")
+                say(f"step {done}/{last} loss {mean:.4f} {state.seconds:.0f} s")
                 losses = []
-            if tests and done % TEST_STEPS == 0:
-                found = accuracy(choose, weights, tests)
-                say(" ".join(f"{task} {share:.2f}" for task, share in found.items()))
+            if look is not None and done % TEST_STEPS == 0:
+                say(look(weights))
             if now - saved > CHECKPOINT_SECONDS:
                 save(checkpoint, state)
                 saved = now
@@ -321,13 +356,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder of the model")
     parser.add_argument("--checkpoint", type=Path, required=True, help="file to go on from")
-    parser.add_argument(
-        "--steps",
-        type=int,
-        nargs="+",
-        default=STEPS,
-        help="ends of schedules: the learning rate falls to zero up to each, then is full again",
-    )
+    parser.add_argument("--steps", type=int, nargs="+", default=STEPS, help=STEPS_HELP)
     parser.add_argument("--seed", type=int, default=default.seed)
     given = parser.parse_args()
     jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS", "cpu"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -35,8 +36,12 @@ from mkc.cli.generation import open_session
 from mkc.cli.generation import sampling_of
 from mkc.cli.output import json_text
 from mkc.cli.run import chat_request
+from mkc.cli.speculation import NONE
+from mkc.cli.speculation import DraftOption
+from mkc.cli.speculation import SpecOption
 from mkc.errors import MkcError
 from mkc.runtime.request import Request
+from mkc.runtime.request import SequenceStatistics
 from mkc.runtime.sampling import SamplingParams
 from mkc.runtime.served import RequestRefusedError
 from mkc.runtime.served import ServedModel
@@ -45,20 +50,28 @@ from mkc.runtime.tasks import interval
 from mkc.runtime.tasks import read_tasks
 from mkc.runtime.text import ChatRequest
 from mkc.runtime.text import Event
-from mkc.runtime.text import Reply
 from mkc.runtime.text import StopConditions
 from mkc.runtime.text import joined
 
 MISSED = 1  # exit status when the accuracy is below --at-least
 SEED = 0
+ACCEPTANCE = (
+    "{scheme}: {tokens_per_round_with_drafts:.2f} tokens per round with drafts, "
+    "{tokens_per_round:.2f} per round; {accepted} of {drafted} drafts accepted"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """A task and why it was not solved; None when it was."""
+    """A task and why it was not solved; None when it was.
+
+    Attributes:
+      statistics: of a sequence that ran here.
+    """
 
     task: Task
     problem: str | None
+    statistics: SequenceStatistics | None = None
 
 
 def eval_command(
@@ -72,6 +85,8 @@ def eval_command(
     model: ModelOption = None,
     revision: RevisionOption = None,
     packed: PackedOption = None,
+    spec: SpecOption = NONE,
+    draft: DraftOption = None,
     backend: BackendOption = BackendChoice.REFERENCE,
     target: TargetOption = "tpu7x",
     tp: TpOption = None,
@@ -101,13 +116,15 @@ def eval_command(
 ) -> None:
     """Measure how many tasks of a file a model solves.
 
-    Tokens are chosen greedily unless --temperature says otherwise.
+    Tokens are chosen greedily unless --temperature says otherwise. With --spec it also says how
+    many drafts were accepted.
     """
     weights, file = _named(arguments, served=url is not None)
     tasks = read_tasks(file, limit=limit)
     sampling = sampling_of(
         SamplingParams(), temperature=temperature, top_k=None, top_p=None, min_p=None, seed=SEED
     )
+    session: Session | None = None
     if url is not None:
         options: dict[str, Any] = {"temperature": sampling.temperature, "seed": SEED}
         if max_tokens is not None:
@@ -127,12 +144,15 @@ def eval_command(
             target=target,
             tp=tp,
             context=context,
+            spec=spec,
+            draft=draft,
         )
         session = open_session(choice, quiet=quiet, slots=slots)
         subject = session.description
         found = local_outcomes(session, tasks, sampling, max_tokens=max_tokens, thinking=think)
     outcomes = _with_progress(found, total=len(tasks), hidden=quiet or json)
-    _print(outcomes, subject=subject, show_failures=show_failures, as_json=json)
+    drafts = None if session is None else speculation(session, outcomes)
+    _print(outcomes, drafts, subject=subject, show_failures=show_failures, as_json=json)
     if at_least is not None and _solved(outcomes) < at_least * len(outcomes):
         raise typer.Exit(MISSED)
 
@@ -177,7 +197,8 @@ def local_outcomes(
             continue
         task, failed = asked[delta.sequence], delta.finish.error
         if failed is None:
-            yield _outcome(task, joined(events.pop(delta.sequence)))
+            problem = task.problem(joined(events.pop(delta.sequence)))
+            yield Outcome(task=task, problem=problem, statistics=delta.finish.statistics)
         else:
             yield Outcome(task=task, problem=failed.report())
 
@@ -194,7 +215,7 @@ def served_outcomes(
 
     def ask(task: Task) -> Outcome:
         try:
-            return _outcome(task, server.reply(task, name))
+            return Outcome(task=task, problem=task.problem(server.reply(task, name)))
         except RequestRefusedError as error:
             return Outcome(task=task, problem=f"refused with {error}")
 
@@ -206,8 +227,25 @@ def served_outcomes(
             raise
 
 
-def _outcome(task: Task, reply: Reply) -> Outcome:
-    return Outcome(task=task, problem=task.problem(reply))
+def speculation(session: Session, outcomes: Sequence[Outcome]) -> dict[str, Any] | None:
+    """How many tokens a round emitted; None without drafts. docs/bench.md lists the keys."""
+    ended = [one.statistics for one in outcomes if one.statistics is not None]
+    if session.scheme == NONE or not ended:
+        return None
+    rounds = sum(one.rounds for one in ended)
+    tokens = sum(one.output_tokens - 1 for one in ended)  # the first one comes from the prompt
+    verifying = sum(session.generator.draft_rounds)
+    # A round without drafts emits one token.
+    verified = tokens - (rounds - verifying)
+    return {
+        "scheme": session.scheme,
+        "rounds": rounds,
+        "tokens_per_round": round(tokens / max(rounds, 1), 4),
+        "rounds_with_drafts": verifying,
+        "tokens_per_round_with_drafts": round(verified / max(verifying, 1), 4),
+        "drafted": sum(one.drafted for one in ended),
+        "accepted": sum(one.accepted for one in ended),
+    }
 
 
 def _with_progress(found: Iterator[Outcome], *, total: int, hidden: bool) -> list[Outcome]:
@@ -224,7 +262,12 @@ def _solved(outcomes: Sequence[Outcome]) -> int:
 
 
 def _print(
-    outcomes: Sequence[Outcome], *, subject: str, show_failures: bool, as_json: bool
+    outcomes: Sequence[Outcome],
+    drafts: Mapping[str, Any] | None,
+    *,
+    subject: str,
+    show_failures: bool,
+    as_json: bool,
 ) -> None:
     failures = [one for one in outcomes if one.problem is not None] if show_failures else []
     if as_json:
@@ -236,6 +279,8 @@ def _print(
                 for kind in _kinds(outcomes)
             },
         }
+        if drafts is not None:
+            document["speculation"] = drafts
         if show_failures:
             document["failures"] = [
                 {
@@ -252,6 +297,8 @@ def _print(
         wanted = f"{one.task.check} {dumps(one.task.answer)}"
         typer.echo(f"{one.task.id} ({one.task.kind}): {one.problem}; expected {wanted}")
     Console().print(_table(outcomes, subject))
+    if drafts is not None:
+        typer.echo(ACCEPTANCE.format(**drafts))
 
 
 def _kinds(outcomes: Sequence[Outcome]) -> list[str]:
