@@ -26,7 +26,9 @@ from mkc.ir.draft import DraftStep
 from mkc.ir.draft import append_cache
 from mkc.ir.draft import block_attention
 from mkc.ir.draft import block_tokens
+from mkc.ir.draft import cut_drafts
 from mkc.ir.draft import dynamic_conv
+from mkc.ir.draft import markov_walk
 from mkc.ir.draft import selector_walk
 from mkc.ir.draft import tap
 from mkc.ir.draft import top_k
@@ -60,6 +62,16 @@ from mkc.ir.functional import tanh
 from mkc.ir.functional import unary
 from mkc.ir.graph import Graph
 from mkc.ir.graph import StateKind
+from mkc.ir.mixing import StoredBlocks
+from mkc.ir.mixing import expert_mlp
+from mkc.ir.mixing import latent_attention
+from mkc.ir.mixing import latent_cache
+from mkc.ir.mixing import mix_blocks
+from mkc.ir.mixing import residual_blocks
+from mkc.ir.mixing import route
+from mkc.ir.mixing import scale_heads
+from mkc.ir.mixing import situ
+from mkc.ir.mixing import store_block
 from mkc.ir.ops import Op
 from mkc.ir.types import Axis
 from mkc.ir.types import DType
@@ -101,6 +113,7 @@ __all__ = [
     "StateKind",
     "StateRef",
     "Step",
+    "StoredBlocks",
     "Tensor",
     "TensorType",
     "UnsupportedFeatureError",
@@ -115,31 +128,42 @@ __all__ = [
     "cast",
     "causal_conv",
     "concat_axes",
+    "cut_drafts",
     "delta_rule",
     "dynamic_conv",
     "embed",
     "exp",
+    "expert_mlp",
     "gelu_tanh",
     "heads",
     "l2_norm",
+    "latent_attention",
+    "latent_cache",
     "layers",
     "linear",
+    "markov_walk",
     "merge_heads",
+    "mix_blocks",
     "multiply",
     "negate",
     "next_token",
     "param",
+    "residual_blocks",
     "rms_norm",
     "rotary",
     "rotary_table",
+    "route",
     "scale",
+    "scale_heads",
     "selector_walk",
     "sigmoid",
     "silu",
+    "situ",
     "slice",
     "softplus",
     "split_heads",
     "split_parts",
+    "store_block",
     "subtract",
     "tanh",
     "tap",

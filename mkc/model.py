@@ -53,7 +53,7 @@ class DraftForm:
       tap: name that the target shows its layers under.
       layers: the layers of the target that the drafter looks at, in order.
       rows: of a block: the anchor and the drafts behind it.
-      candidates: tokens that each draft is drawn from.
+      candidates: tokens that each draft is drawn from; 0 where drafts are certain.
       hidden, vocab: those of the target.
       max_positions: that the drafter was made for.
     """

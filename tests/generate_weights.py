@@ -58,7 +58,7 @@ def checkpoint_tensors(graph: Graph) -> Iterator[tuple[str, Shape, DType]]:
     """Name, shape and dtype of each checkpoint tensor."""
     for param in graph.params.values():
         for name in param.tensor_names():
-            yield name, param.type.shape, param.type.dtype
+            yield name, param.tensor_type.shape, param.type.dtype
 
 
 def digest(tensors: Mapping[str, NDArray[Any]]) -> str:
@@ -97,23 +97,23 @@ def values(name: str, shape: Shape, seed: int) -> Doubles:
     if name == EMBEDDING:
         return noise
     if stem == "lm_head":
-        return noise / sqrt(shape[1]) + successor_rows(shape, seed)
+        table = tensor(EMBEDDING, shape, DType.BF16, seed).astype(np.float64)
+        return noise / sqrt(shape[1]) + successor_rows(table, HEAD_BOOST)
     gain = next((gain for end, gain in GAINS.items() if stem.endswith(end)), 1.0)
     return gain / sqrt(shape[-1]) * noise
 
 
-def successor_rows(shape: Shape, seed: int) -> Doubles:
+def successor_rows(table: Doubles, boost: float) -> Doubles:
     """What makes greedy decoding well separated: the head's row of each id leans towards the
     embeddings of two other ids, its predecessors."""
-    vocab, hidden = shape
+    vocab, hidden = table.shape
     live = vocab - RESERVED_IDS
-    table = tensor(EMBEDDING, shape, DType.BF16, seed).astype(np.float64)
-    rows = np.zeros(shape)
+    rows = np.zeros(table.shape)
     ids = np.arange(live)
     for multiplier, offset in SUCCESSORS:
         while gcd(multiplier, live) != 1:
             multiplier += 2
-        rows[(multiplier * ids + offset) % live] += HEAD_BOOST / hidden * table[:live]
+        rows[(multiplier * ids + offset) % live] += boost / hidden * table[:live]
     return rows
 
 

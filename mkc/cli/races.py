@@ -29,14 +29,29 @@ from mkc.errors import MkcError
 from mkc.ir.graph import Graph
 from mkc.runtime.kernel import KernelSession
 from mkc.runtime.kernel import mesh_of
+from mkc.runtime.kernel_rounds import launch_rounds
 
-type Compile = Callable[[Path | None], CompileResult]
+type Compile = Callable[[Path | None, Path | None], CompileResult]
+"""From the configs of model and drafter."""
 
 LARGEST_BYTES = 256 << 20  # weights that are interpreted in about a minute
 CLOCK_ENTRIES = 512  # so that waiting for one copy does not hide races of others
 WEIGHT_SCALE = 0.02
 # Sizes that checkpoints give under common names, and what they become.
 SMALLER = {"hidden_size": 512, "intermediate_size": 2048, "vocab_size": 4096}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reduced:
+    """Configs of the smaller model and its drafter, None where mkc chooses.
+
+    Attributes:
+      drafts: there is a drafter.
+    """
+
+    config: Path | None
+    draft: Path | None
+    drafts: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,20 +68,26 @@ def find_races(
     compiled: Compile,
     *,
     config: Path | None,
-    reduced: Path | None,
+    reduced: Reduced,
 ) -> Found:
     """Runs the model itself when it is small, else one of the same structure.
 
     Args:
       result: the plan that was asked for.
-      compiled: compiles the model with the same options and another config.
+      compiled: compiles the model with the same options and other configs.
       config: of the model, as the user gave it.
-      reduced: of the smaller one; None chooses.
+      reduced: of the smaller one.
     """
-    if reduced is None and _weight_bytes(result.graph) <= LARGEST_BYTES:
+    if reduced.config is None and _weight_bytes(result.graph) <= LARGEST_BYTES:
         return _run(result, "the model itself")
-    if reduced is not None:
-        return _run_small(compiled(reduced), f"reduced to {reduced.name}")
+    if reduced.config is not None:
+        what = f"reduced to {reduced.config.name}"
+        return _run_small(compiled(reduced.config, reduced.draft), what)
+    if reduced.drafts:
+        ground = (
+            "too large to be interpreted; name small configs with --races-config, --races-draft"
+        )
+        return Found(ran=None, ground=ground)
     if model not in registered_models():
         ground = "too large to be interpreted; name a small config with --races-config"
         return Found(ran=None, ground=ground)
@@ -76,7 +97,7 @@ def find_races(
         path = Path(folder, "config.json")
         path.write_text(json.dumps(small), encoding="utf-8")
         try:
-            found = compiled(path)
+            found = compiled(path, None)
         except MkcError as error:
             ground = f"the chosen size does not compile ({error}); name one with --races-config"
             return Found(ran=None, ground=ground)
@@ -137,14 +158,9 @@ def _run(result: CompileResult, what: str) -> Found:
     session.load_weights(_weights(result.graph))
     session.clear_states()
     printed = StringIO()
-    positions = np.zeros(program.batch, np.int32)
-    tokens = np.arange(program.batch, dtype=np.int32)
     try:
         with redirect_stdout(printed):
-            if program.rounds_per_launch == 1:
-                session.step(tokens, positions)
-            else:
-                session.launch(tokens, positions, rounds=[2] * program.batch)
+            _launch(session)
         detector = interpret_pallas_call.races
         races = detector is not None and detector.races_found
     except Exception as error:  # a read out of bounds, a wait that does not end
@@ -157,10 +173,32 @@ def _run(result: CompileResult, what: str) -> Found:
     return Found(ran=True, ground=f"{what}, interpreted on {program.ranks} virtual devices")
 
 
+def _launch(session: KernelSession) -> None:
+    """One step, or two steps or rounds where a launch may run several."""
+    program = session.program
+    rounds = [min(2, program.rounds_per_launch)] * program.batch
+    tokens = np.arange(program.rows, dtype=np.int32)
+    if program.round is not None:
+        size = program.round.rows_per_sequence
+        carried = {
+            "tokens": tokens,
+            "positions": np.tile(np.arange(size, dtype=np.int32), program.batch),
+            "kept": np.zeros(program.batch, np.int32),
+        }
+        budgets = [program.context] * program.batch
+        launch_rounds(session, carried, rounds=rounds, budgets=budgets)
+    elif program.rounds_per_launch == 1:
+        session.step(tokens, np.zeros(program.batch, np.int32))
+    else:
+        session.launch(tokens, np.zeros(program.batch, np.int32), rounds=rounds)
+
+
 def _weights(graph: Graph) -> Callable[[str], NDArray[Any]]:
     """Small random numbers for every tensor of a checkpoint."""
     shapes = {
-        name: param.type.shape for param in graph.params.values() for name in param.tensor_names()
+        name: param.tensor_type.shape
+        for param in graph.params.values()
+        for name in param.tensor_names()
     }
 
     def load(name: str) -> NDArray[Any]:

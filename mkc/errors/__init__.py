@@ -16,6 +16,7 @@ anything that is not an `MkcError` is a fault of mkc itself. Codes are never giv
     E35x  several processes
     E36x  tasks of an evaluation
     E37x  verification: plans and kernel files
+    E38x  serving
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from mkc.errors.checkpoint import PackedDamagedError
 from mkc.errors.checkpoint import PackedFolderError
 from mkc.errors.checkpoint import PackedMismatchError
 from mkc.errors.checkpoint import SafetensorsError
+from mkc.errors.checkpoint import ScaleByteError
 from mkc.errors.distributed import CoordinatorError
 from mkc.errors.distributed import LauncherError
 from mkc.errors.distributed import ProcessesDifferError
@@ -80,6 +82,16 @@ from mkc.errors.request import UnknownModelError
 from mkc.errors.request import UnknownTargetError
 from mkc.errors.request import UnsupportedFeatureError
 from mkc.errors.request import VmemError
+from mkc.errors.serving import ApiKeyError
+from mkc.errors.serving import BootCheckError
+from mkc.errors.serving import EngineError
+from mkc.errors.serving import NotServingError
+from mkc.errors.serving import QueueFullError
+from mkc.errors.serving import RequestBodyError
+from mkc.errors.serving import RequestFieldError
+from mkc.errors.serving import RequestTimeoutError
+from mkc.errors.serving import ServedModelError
+from mkc.errors.serving import ServerOptionError
 from mkc.errors.speculation import DraftMismatchError
 from mkc.errors.speculation import NoDraftsError
 from mkc.errors.speculation import SchemeOptionError
@@ -96,9 +108,11 @@ from mkc.errors.verify import ProofError
 
 __all__ = [
     "AheadOfTimeError",
+    "ApiKeyError",
     "BackendError",
     "BadLine",
     "BatchError",
+    "BootCheckError",
     "ChatMessageError",
     "ChatOptionError",
     "ChatTemplateError",
@@ -114,6 +128,7 @@ __all__ = [
     "DiskFullError",
     "DraftMismatchError",
     "EmitError",
+    "EngineError",
     "GenerationOptionError",
     "GraphError",
     "HbmError",
@@ -128,6 +143,7 @@ __all__ = [
     "NoDraftsError",
     "NoTokenAllowedError",
     "NotFiniteLogitsError",
+    "NotServingError",
     "OutputError",
     "PackedDamagedError",
     "PackedFolderError",
@@ -145,11 +161,18 @@ __all__ = [
     "PromptLengthError",
     "PromptTokenError",
     "ProofError",
+    "QueueFullError",
     "RegistrationError",
+    "RequestBodyError",
+    "RequestFieldError",
+    "RequestTimeoutError",
     "RoundsError",
     "SafetensorsError",
+    "ScaleByteError",
     "SchemeOptionError",
+    "ServedModelError",
     "ServerAnswerError",
+    "ServerOptionError",
     "ShapeError",
     "ShardingError",
     "StopStringError",

@@ -46,6 +46,19 @@ class CheckpointMismatchError(MkcError):
         )
 
 
+class ScaleByteError(MkcError):
+    """A scale of 4-bit weights that is no power of two in f32."""
+
+    code: ClassVar[str] = "E303"
+
+    def __init__(self, *, name: Place, tensor: str, index: tuple[int, ...], byte: int) -> None:
+        super().__init__(
+            f"checkpoint {name}: tensor '{tensor}' has the scale byte {byte} at {list(index)}; "
+            f"expected 1 to 254, which stand for 2^(byte - 127). "
+            f"Get the file again from where the checkpoint came from."
+        )
+
+
 class PackedFolderError(MkcError):
     """A folder that is not, or cannot become, a folder of packed weights."""
 

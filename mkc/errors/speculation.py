@@ -41,6 +41,5 @@ class NoDraftsError(MkcError):
 
     def __init__(self, *, what: str, hint: str) -> None:
         super().__init__(
-            f"{what} has no drafts yet: rounds with drafts run on the reference backend, in one "
-            f"process. {sentence(hint)}"
+            f"{what} has no drafts yet: rounds with drafts run in one process. {sentence(hint)}"
         )

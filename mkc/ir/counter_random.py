@@ -23,16 +23,16 @@ ACCEPT: Final = 1  # whether a draft is accepted; index 0
 CHOICE: Final = 2  # which token is emitted where no draft is; index is the token id
 INDEX_BITS: Final = 24
 
-_ROTATIONS: Final = ((13, 15, 26, 6), (17, 29, 16, 24))
-_PARITY: Final = 0x1BD11BDA
+ROTATIONS: Final = ((13, 15, 26, 6), (17, 29, 16, 24))
+PARITY: Final = 0x1BD11BDA
 
 
 def threefry(key: tuple[Array, Array], counter: tuple[Array, Array]) -> tuple[Array, Array]:
     """Two random words u32 of the shape of the operands, which are u32 and broadcast."""
-    keys = (key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(_PARITY))
+    keys = (key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(PARITY))
     x, y = counter[0] + keys[0], counter[1] + keys[1]
     for group in range(5):
-        for distance in _ROTATIONS[group % 2]:
+        for distance in ROTATIONS[group % 2]:
             x = x + y
             y = (y << distance) | (y >> (32 - distance))
             y = x ^ y

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mkc.ir import cost_markov
 from mkc.ir import cost_spec
+from mkc.ir import infer_markov
 from mkc.ir import infer_spec
 from mkc.ir.builder import KvCache
 from mkc.ir.builder import Layer
 from mkc.ir.builder import Tensor
 from mkc.ir.builder import apply
 from mkc.ir.graph import StateKind
+from mkc.ir.ops_markov import CutDrafts
+from mkc.ir.ops_markov import MarkovWalk
 from mkc.ir.ops_spec import BlockAttention
 from mkc.ir.ops_spec import BlockTokens
 from mkc.ir.ops_spec import CacheAppend
@@ -19,7 +23,7 @@ from mkc.ir.ops_spec import SelectorWalk
 from mkc.ir.ops_spec import Tap
 from mkc.ir.ops_spec import TopK
 
-REGISTERED = (cost_spec, infer_spec)  # imported for what they register
+REGISTERED = (cost_markov, cost_spec, infer_markov, infer_spec)  # imported for what they register
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +76,15 @@ class Drafts:
     Attributes:
       tokens: i32 [rows], row 0 of each sequence its anchor.
       candidates, proposal: i32 and f32 [rows, K]: what each token was drawn from; rows 0 mean
-        nothing.
+        nothing. None where drafts are certain.
+      positions: i32 [rows], padding where the drafter rather drafts nothing; None for those of
+        the step.
     """
 
     tokens: Tensor
-    candidates: Tensor
-    proposal: Tensor
+    candidates: Tensor | None = None
+    proposal: Tensor | None = None
+    positions: Tensor | None = None
 
 
 def tap(layer: Layer, name: str, x: Tensor) -> None:
@@ -123,6 +130,7 @@ def block_attention(
     scale: float,
     window: int | None,
     causal: bool,
+    anchored: bool = False,
 ) -> Tensor:
     """Attention of a block to a cache and to itself; q [rows, heads, dim] -> like q.
 
@@ -130,8 +138,9 @@ def block_attention(
       context: keys, values and positions that are written into the cache first.
       window: only keys nearer than this are seen.
       causal: a row of the block does not see those behind it.
+      anchored: the window begins at the block's first row, for all of its rows.
     """
-    op = BlockAttention(scale=scale, window=window, causal=causal)
+    op = BlockAttention(scale=scale, window=window, causal=causal, anchored=anchored)
     (result,) = apply(op, q, k, v, positions, *context, states=(cache.key, cache.value))
     return result
 
@@ -165,3 +174,36 @@ def selector_walk(
         *(tokens, step.positions, *step.sampling),
     )
     return Drafts(tokens=chosen, candidates=ids, proposal=proposal)
+
+
+def markov_walk(
+    step: DraftStep,
+    logits: Tensor,
+    *,
+    tokens: Tensor,
+    predecessor: Tensor,
+    successor: Tensor,
+    hidden: Tensor,
+    head: Tensor,
+    bias: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The best token behind each row, given the one before it: row t has that of row t - 1.
+
+    Args:
+      logits: [rows, vocab], corrected by the product of two rows of the tables [vocab, rank].
+      tokens: row 0 of each sequence has its anchor.
+      hidden, head, bias: [rows, n], [1, n + rank], [1]: what a draft is judged by.
+
+    Returns:
+      i32 [rows], and how sure each of them is, f32 [rows] from 0 to 1.
+    """
+    op = MarkovWalk(rows=step.rows_per_sequence)
+    chosen, confidence = apply(op, logits, predecessor, successor, tokens, hidden, head, bias)
+    return chosen, confidence
+
+
+def cut_drafts(step: DraftStep, confidence: Tensor, *, threshold: float) -> Tensor:
+    """Positions of the step, padding from the first draft on that is less sure; i32 [rows]."""
+    op = CutDrafts(threshold=threshold, rows=step.rows_per_sequence)
+    (positions,) = apply(op, step.positions, confidence)
+    return positions

@@ -9,7 +9,6 @@ from mkc.ir.infer import no_states
 from mkc.ir.infer import require
 from mkc.ir.infer import require_rank
 from mkc.ir.infer import require_rows
-from mkc.ir.infer import take
 from mkc.ir.mxfp4 import CODES_PER_BYTE
 from mkc.ir.mxfp4 import GROUP
 from mkc.ir.ops import Op

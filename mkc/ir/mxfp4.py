@@ -39,7 +39,7 @@ def decode(codes: Array, scales: Array) -> Array:
     return (groups * factors[..., None]).reshape(*codes.shape[:-1], -1)
 
 
-def bad_scale(scales: NDArray[np.uint8]) -> tuple[int, ...] | None:
+def bad_scale(scales: NDArray[Any]) -> tuple[int, ...] | None:
     """Index of the first scale byte that is no power of two in f32, None without one."""
     bad = (scales < LEAST_SCALE) | (scales > LARGEST_SCALE)
     return tuple(int(one) for one in np.argwhere(bad)[0]) if bad.any() else None
@@ -71,7 +71,7 @@ def exponent_spread(scales: NDArray[np.uint8], rows: int) -> NDArray[np.int64]:
 
 
 def to_fp8(codes: NDArray[np.uint8], scales: NDArray[np.uint8], rows: int) -> Fp8Blocks:
-    """A matrix rewritten with one scale for `rows` rows instead of one, where possible without loss.
+    """A matrix rewritten with one scale for `rows` rows of a group, without loss where possible.
 
     Args:
       codes: [N, K / 2].
@@ -88,6 +88,4 @@ def to_fp8(codes: NDArray[np.uint8], scales: NDArray[np.uint8], rows: int) -> Fp
     wanted = np.ldexp(magnitudes, (blocks - common[:, None])[..., None]).astype(np.float32)
     values = wanted.astype(ml_dtypes.float8_e4m3fn)
     exact = (values.astype(np.float32) == wanted).all(axis=(1, 3))
-    return Fp8Blocks(
-        values=values.reshape(count, -1), scales=common.astype(np.uint8), exact=exact
-    )
+    return Fp8Blocks(values=values.reshape(count, -1), scales=common.astype(np.uint8), exact=exact)

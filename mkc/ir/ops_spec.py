@@ -150,12 +150,15 @@ class BlockAttention(Op):
     Attributes:
       window: keys nearer than this are seen, None for all.
       causal: whether a row sees only the rows of the block up to itself.
+      anchored: whether the window is that of the block: every row sees the last `window` positions
+        before the block's first one, and rows of the block whatever the window.
     """
 
     mnemonic: ClassVar[str] = "block_attention"
     scale: float
     window: int | None
     causal: bool
+    anchored: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

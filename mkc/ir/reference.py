@@ -19,7 +19,10 @@ from jax import Array
 from jax import lax
 from jax.typing import ArrayLike
 
-import mkc.ir.reference_spec  # noqa: F401 - registers what its ops mean
+import mkc.ir.reference_experts
+import mkc.ir.reference_markov
+import mkc.ir.reference_mixing
+import mkc.ir.reference_spec  # noqa: F401 - they register what their ops mean
 from mkc.errors import UnsupportedOpError
 from mkc.ir.facets import REFERENCE
 from mkc.ir.graph import Block

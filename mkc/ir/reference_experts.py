@@ -58,7 +58,7 @@ def _expert_mlp(op: ExpertMlp, operands: Arrays, states: Arrays, context: OpCont
         output = product(rounded(value), down)
         weight = jnp.sum(jnp.where(ids == number, weights, 0.0), axis=-1, keepdims=True)
         # Not a product with zero: an expert that nobody chose may overflow.
-        return total + jnp.where(weight > 0, weight * output, 0.0), None
+        return total + jnp.where(weight != 0, weight * output, 0.0), None
 
     experts = jnp.arange(stored[0].shape[0])
     total, _ = lax.scan(one_expert, jnp.zeros(x.shape, jnp.float32), (experts, stored))

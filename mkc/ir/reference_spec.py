@@ -236,7 +236,9 @@ def _block_attention(
     if op.causal:
         seen = seen & (distance >= 0)
     if op.window is not None:
-        seen = seen & (jnp.abs(distance) < op.window)
+        first = rows[:, :1, None] - where[:, None, :]
+        near = in_block | (first <= op.window) if op.anchored else jnp.abs(distance) < op.window
+        seen = seen & near
     seen = jnp.broadcast_to(seen, distance.shape)
     # A padding row sees itself: a softmax of nothing is NaN.
     own = jnp.arange(length + size) == length + jnp.arange(size)[:, None]

@@ -22,7 +22,9 @@ from mkc.errors import CheckpointError
 from mkc.errors import CheckpointMismatchError
 from mkc.errors import ConfigFileError
 from mkc.errors import SafetensorsError
+from mkc.errors import ScaleByteError
 from mkc.ir.graph import Graph
+from mkc.ir.mxfp4 import bad_scale
 from mkc.ir.types import DType
 from mkc.runtime.pack import DTYPES
 from mkc.runtime.pack import LoadTensor
@@ -36,9 +38,21 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 # Stored types that a declared one may be read from. bf16 to f32 is exact, f32 to bf16 rounds to
 # nearest even, as the reference implementations do when they load a checkpoint in bf16.
-READABLE = {DType.BF16: ("BF16", "F32"), DType.F32: ("F32", "BF16"), DType.I32: ("I32",)}
+READABLE = {
+    DType.BF16: ("BF16", "F32"),
+    DType.F32: ("F32", "BF16"),
+    DType.I32: ("I32",),
+    DType.E2M1X2: ("U8",),
+    DType.E8M0: ("U8", "F8_E8M0"),
+}
 DTYPE_POLICY = "f32 to bf16 rounds to nearest even; bf16 to f32 is exact"
-STORED_TYPES: dict[str, Any] = {"BF16": ml_dtypes.bfloat16, "F32": np.float32, "I32": np.int32}
+STORED_TYPES: dict[str, Any] = {
+    "BF16": ml_dtypes.bfloat16,
+    "F32": np.float32,
+    "I32": np.int32,
+    "U8": np.uint8,
+    "F8_E8M0": np.uint8,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +118,21 @@ class Checkpoint:
         tensors, headers = _read_headers(str(name), folder)
         return cls(name=str(name), folder=folder, revision=commit, tensors=tensors, headers=headers)
 
+    def joined(self, other: Checkpoint, *, prefix: str) -> Checkpoint:
+        """Both as one checkpoint: the tensors of `other` have `prefix` before their names.
+
+        Config and tokenizer are those of this one.
+        """
+        prefixed = {prefix + name: stored for name, stored in other.tensors.items()}
+        assert not prefixed.keys() & self.tensors.keys(), f"tensors with the prefix '{prefix}'"
+        return Checkpoint(
+            name=f"{self.name} with {other.name}",
+            folder=self.folder,
+            revision=" ".join(filter(None, (self.revision, other.revision))),
+            tensors={**self.tensors, **prefixed},
+            headers=(*self.headers, *other.headers),
+        )
+
     def close(self) -> None:
         """Closes the files; reading opens them again."""
         while self._open:
@@ -143,12 +172,12 @@ class Checkpoint:
             for name in param.tensor_names():
                 named.add(name)
                 found = self.tensors.get(name)
-                wanted = f"expected {param.type}"
+                wanted = f"expected {param.tensor_type}"
                 if found is None:
                     differences.add(f"missing: {name}, {wanted}")
                     continue
                 stored = f"{name} is {found.dtype}{list(found.shape)}"
-                if found.shape != param.type.shape:
+                if found.shape != param.tensor_type.shape:
                     differences.add(f"wrong shape: {stored}, {wanted}")
                 if found.dtype not in READABLE[param.type.dtype]:
                     differences.add(f"wrong type: {stored}, {wanted}")
@@ -171,13 +200,27 @@ class Checkpoint:
         return array
 
     def loader(self, graph: Graph) -> LoadTensor:
-        """`load`, with every tensor in the type that the graph declares."""
+        """`load`, with every tensor in the type that the graph declares.
+
+        It raises `ScaleByteError` for scales that have a byte without a meaning.
+        """
         declared = {
-            name: DTYPES[param.type.dtype]
+            name: param.type.dtype
             for param in graph.params.values()
             for name in param.tensor_names()
         }
-        return lambda name: self.load(name).astype(declared[name], copy=False)
+
+        def load(name: str) -> Array:
+            array = self.load(name)
+            if declared[name] is DType.E8M0:
+                index = bad_scale(array)
+                if index is not None:
+                    raise ScaleByteError(
+                        name=self.name, tensor=name, index=index, byte=int(array[index])
+                    )
+            return array.astype(DTYPES[declared[name]], copy=False)
+
+        return load
 
     def read_into(self, stored: StoredTensor, offset: int, out: Array) -> None:
         """Fills a contiguous array with the bytes of a tensor from byte `offset` on.

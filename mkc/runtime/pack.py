@@ -15,7 +15,6 @@ from mkc.runtime.shards import Array
 from mkc.runtime.shards import take_shard
 from mkc.schedule.program import TAPE_LANES
 from mkc.schedule.program import VECTOR_LANES
-from mkc.schedule.program import EmbedPhase
 from mkc.schedule.program import Loop
 from mkc.schedule.program import MatmulPhase
 from mkc.schedule.program import NarrowMatmulPhase
@@ -26,7 +25,13 @@ from mkc.schedule.program import Program
 
 type LoadTensor = Callable[[str], Array]  # checkpoint tensor name -> array
 
-DTYPES = {DType.BF16: ml_dtypes.bfloat16, DType.F32: np.float32, DType.I32: np.int32}
+DTYPES = {
+    DType.BF16: ml_dtypes.bfloat16,
+    DType.F32: np.float32,
+    DType.I32: np.int32,
+    DType.E2M1X2: np.uint8,
+    DType.E8M0: np.uint8,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,12 +111,12 @@ class Packer:
         if not row.param:
             return np.asarray(row.constant, np.float32)
         tensor = self._tensor(row.param, instance, rank)
-        return (tensor if row.tap is None else tensor[:, 0, row.tap]).astype(np.float32)
+        found = tensor[row.index] if row.tap is None else tensor[:, 0, row.tap]
+        return found.astype(np.float32)
 
     def _table(self, name: str, rank: int) -> Array:
         operand = next(one for one in self.program.operands if one.name == name)
-        phase = table_phase(self.program, name)
-        full = self.load(self.sharded.full.params[phase.param].tensor_names()[0])
+        full = self.load(self.sharded.full.params[operand.param].tensor_names()[0])
         table = np.zeros(operand.shape, ml_dtypes.bfloat16)
         table[: full.shape[0]] = full
         return table
@@ -124,13 +129,6 @@ def narrow_phase(program: Program, name: str) -> NarrowMatmulPhase:
         one
         for one in program.phases()
         if isinstance(one, NarrowMatmulPhase) and one.stream == stream.name
-    )
-
-
-def table_phase(program: Program, name: str) -> EmbedPhase:
-    """The lookup that reads a table operand."""
-    return next(
-        one for one in program.phases() if isinstance(one, EmbedPhase) and one.table == name
     )
 
 

@@ -98,17 +98,24 @@ def _shard_param(param: Param, load: Callable[[str], Array], mesh: Mesh) -> jax.
 
     def tensor(name: str, index: Index) -> Array:
         whole = np.asarray(load(name))
-        assert whole.shape == shape, f"{name} is {whole.shape}, not {param.type}"
+        wanted = param.tensor_type
+        assert whole.shape == wanted.shape, f"{name} is {whole.shape}, not {wanted}"
         return whole[index].astype(dtype)
+
+    def instance(number: int, index: Index) -> Array:
+        if not param.is_stacked:
+            return tensor(names[number], index)
+        members = names[number * shape[0] :][: shape[0]]
+        return np.stack([tensor(name, index[1:]) for name in members[index[0]]])
 
     def part(index: Index | None) -> Array:
         assert index is not None
         if not param.indices:
-            return tensor(names[0], index)
-        return np.stack([tensor(name, index[1:]) for name in names])
+            return instance(0, index)
+        return np.stack([instance(number, index[1:]) for number in range(param.instances)])
 
     if param.indices:
-        shape_all, partition = (len(names), *shape), PartitionSpec(None, *axes)
+        shape_all, partition = (param.instances, *shape), PartitionSpec(None, *axes)
     else:
         shape_all, partition = shape, PartitionSpec(*axes)
     return jax.make_array_from_callback(shape_all, NamedSharding(mesh, partition), part)

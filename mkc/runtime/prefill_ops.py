@@ -15,6 +15,9 @@ AXIS = "tp"  # mesh axis
 # Rows per step of the chunked delta rule. Its triangular systems are as large; at 64, as in public
 # implementations, they fill half a matrix unit and the number of steps is still small.
 DELTA_CHUNK = 64
+# The same where a decay is one of each key channel. Products of rows are then sums with a factor of
+# their own for every pair and channel, whose number grows with the rows of a chunk.
+CHANNEL_CHUNK = 16
 ATTENTION_TILE = 512  # positions per step: scores are [lanes, heads, T, 512] whatever the context
 # A masked score and the first running maximum: finite, so that no difference is NaN, and so low
 # that its exponential against any real score is zero.
@@ -30,12 +33,14 @@ def chunked_delta_rule(
     With d the running sum of log decays in a chunk and D[i, j] = exp(d_i - d_j) for j <= i, the
     corrections v' of all rows solve one unit lower triangular system, (I + tril(beta k k^T D, -1))
     v' = beta (v - e^d k S). Then o = e^d q S + (q k^T D) v' and S <- e^d_last S + (e^(d_last - d)
-    k)^T v'.
+    k)^T v'. A decay of each key channel scales the rows of S, and stands inside the sums over
+    channels of k k^T and q k^T.
 
     Args:
       q, k: [L, T, key heads, dk].
       v: [L, T, value heads, dv].
-      beta, decay: [L, T, value heads].
+      beta: [L, T, value heads].
+      decay: [L, T, value heads] or [L, T, value heads, dk].
       valid: bool [L, T]; rows without it change nothing.
       memory: f32 [L, value heads, dk, dv].
 
@@ -43,10 +48,13 @@ def chunked_delta_rule(
       o f32 like v, and the new memory.
     """
     rows = q.shape[1]
-    chunk = max(size for size in range(1, min(DELTA_CHUNK, rows) + 1) if rows % size == 0)
-    counts = valid[..., None]
-    q, k, v = (jnp.where(counts[..., None], wide(one), 0.0) for one in (q, k, v))
-    beta, decay = (jnp.where(counts, wide(one), 0.0) for one in (beta, decay))
+    most = min(DELTA_CHUNK if decay.ndim == beta.ndim else CHANNEL_CHUNK, rows)
+    chunk = max(size for size in range(1, most + 1) if rows % size == 0)
+
+    def counted(x: Array) -> Array:
+        return jnp.where(valid.reshape(*valid.shape, *[1] * (x.ndim - 2)), wide(x), 0.0)
+
+    q, k, v, beta, decay = map(counted, (q, k, v, beta, decay))
 
     def pieces(x: Array) -> Array:
         """[L, T, heads, ...] -> [T / chunk, L, heads, chunk, ...]."""
@@ -67,14 +75,17 @@ def chunked_delta_rule(
 def _delta_chunk(
     q: Array, k: Array, v: Array, beta: Array, decay: Array, memory: Array
 ) -> tuple[Array, Array]:
-    """One chunk of C rows; q, k, v [L, heads, C, dim], beta and decay [L, value heads, C]."""
+    """One chunk of C rows; q, k, v [L, heads, C, dim], beta [L, value heads, C], decay like beta or
+    [L, value heads, C, dk].
+    """
     group = v.shape[1] // q.shape[1]
     chunk = q.shape[2]
-    total = jnp.cumsum(decay, axis=-1)
+    total = jnp.cumsum(decay.reshape(*beta.shape, -1), axis=2)  # [..., C, 1 or dk]
     row, column = jnp.arange(chunk)[:, None], jnp.arange(chunk)[None, :]
-    difference = total[..., :, None] - total[..., None, :]
+    difference = total[..., :, None, :] - total[..., None, :, :]
     # Masked before the exponential, which overflows for rows still to come.
-    kept = jnp.where(row >= column, jnp.exp(jnp.where(row >= column, difference, 0.0)), 0.0)
+    seen = (row >= column)[..., None]
+    kept = jnp.where(seen, jnp.exp(jnp.where(seen, difference, 0.0)), 0.0)
 
     def product(a: Array, b: Array) -> Array:
         return jnp.matmul(a, b, precision=HIGHEST)
@@ -83,18 +94,24 @@ def _delta_chunk(
         return jnp.repeat(x, group, axis=1)
 
     keys, queries = per_value_head(k), per_value_head(q)
-    likeness = per_value_head(product(k, jnp.swapaxes(k, -1, -2)))
-    system = jnp.where(row > column, beta[..., None] * likeness * kept, 0.0)
-    factor = jnp.exp(total)[..., None]
+
+    def likeness(x: Array) -> Array:
+        """Products of x [L, key heads, C, dk] with the keys, decayed: [L, value heads, C, C]."""
+        if decay.ndim == beta.ndim:
+            return per_value_head(product(x, jnp.swapaxes(k, -1, -2))) * kept[..., 0]
+        pairs = per_value_head(x)[..., :, None, :] * keys[..., None, :, :]
+        return jnp.sum(pairs * kept, axis=-1)
+
+    system = jnp.where(row > column, beta[..., None] * likeness(k), 0.0)
+    factor = jnp.exp(total)
     wanted = beta[..., None] * (v - product(keys * factor, memory))
     correction = lax.linalg.triangular_solve(
         system, wanted, left_side=True, lower=True, unit_diagonal=True
     )
-    attention = per_value_head(product(q, jnp.swapaxes(k, -1, -2))) * kept
-    out = product(queries * factor, memory) + product(attention, correction)
-    left = jnp.exp(total[..., -1:] - total)[..., None]
+    out = product(queries * factor, memory) + product(likeness(q), correction)
+    left = jnp.exp(total[..., -1:, :] - total)
     added = product(jnp.swapaxes(keys * left, -1, -2), correction)
-    return memory * jnp.exp(total[..., -1])[..., None, None] + added, out
+    return memory * jnp.exp(total[..., -1, :])[..., None] + added, out
 
 
 def append_rows(

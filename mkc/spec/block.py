@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from mkc.errors import ContextError
@@ -82,7 +83,7 @@ def block_round(
     inputs = dict(zip(SAMPLING, sampling_inputs(record), strict=True)) if sampling else {}
     record.new_input(KEPT, DType.I32, batch)
     proposal: tuple[Tensor, ...] = ()
-    if sampling:
+    if sampling and form.candidates:
         proposal = (
             record.new_input("candidates", DType.I32, record.rows, form.candidates),
             record.new_input("proposal", DType.F32, record.rows, form.candidates),
@@ -110,14 +111,16 @@ def block_round(
         "count": accepted.count,
         "logits": outputs.logits,
         "tokens": drafts.tokens,
-        "positions": accepted.positions,
+        "positions": accepted.positions if drafts.positions is None else drafts.positions,
         KEPT: accepted.count,
     }
-    carried = ("tokens", "positions", KEPT)
-    if sampling:
+    carried: tuple[str, ...] = ("tokens", "positions", KEPT)
+    if proposal:
+        assert drafts.candidates is not None and drafts.proposal is not None, drafter.name
         results |= {"candidates": drafts.candidates, "proposal": drafts.proposal}
         carried = (*carried, "candidates", "proposal")
     graph = commit_late(build(record, results), kept=KEPT)
+    graph = replace(graph, name=target.name, metadata={**graph.metadata, "scheme": drafter.name})
 
     record = start(1)
     with recording(record):

@@ -7,6 +7,7 @@ from pathlib import Path
 from re import MULTILINE
 from re import findall
 
+from mkc.ir.ops_markov import MARKOV_OPS
 from mkc.ir.ops_spec import SPEC_OPS
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +25,8 @@ def test_modules_exist() -> None:
 def test_every_operation_is_listed_with_its_attributes() -> None:
     rows = findall(r"^\| `(\w+)` \|[^|]*\|([^|]*)\|$", PAGE.split("## Operations")[1], MULTILINE)
     listed = {name: findall(r"`(\w+)`", attributes) for name, attributes in rows}
-    assert listed == {op.mnemonic: [one.name for one in fields(op)] for op in SPEC_OPS}
+    ops = (*SPEC_OPS, *MARKOV_OPS)
+    assert listed == {op.mnemonic: [one.name for one in fields(op)] for op in ops}
 
 
 def test_links_lead_somewhere() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from mkc.cli.speculation import refuse_in_kernel
+from mkc.cli.speculation import check_scheme
+from mkc.cli.speculation import scheme_round
 from mkc.cli.speculation import wanted_drafter
 from mkc.errors import DraftMismatchError
 from mkc.errors import NoDraftsError
@@ -30,26 +33,38 @@ def test_a_scheme_that_does_not_exist(command: Command) -> None:
         SchemeOptionError,
         "unknown scheme 'eagle'",
         "--spec NAME --draft CHECKPOINT",
-        "dflash2, none",
+        "dflash2, dspark, none",
         argv="run -p hello --weights model --spec eagle --draft drafter",
     )
 
 
-def test_a_scheme_without_its_checkpoint() -> None:
-    with refused(SchemeOptionError, "--spec dflash2 without --draft", "expected --spec NAME"):
-        wanted_drafter("dflash2", None, backend="reference")
-    with refused(SchemeOptionError, "--draft without a scheme", "expected --spec NAME"):
-        wanted_drafter(None, "drafter", backend="reference")
+def test_a_scheme_without_its_checkpoint(tmp_path: Path) -> None:
+    with refused(
+        SchemeOptionError,
+        f"--spec dflash2 without --draft, and {tmp_path} has no folder 'drafter'",
+        "expected --spec NAME",
+    ):
+        wanted_drafter("dflash2", None, folder=tmp_path)
+    for spec in (None, "none"):
+        with refused(SchemeOptionError, "--draft without a scheme", "expected --spec NAME"):
+            check_scheme(spec, "drafter")
 
 
-@pytest.mark.parametrize("backend", ["tpu", "interpret"])
-def test_a_backend_that_runs_no_drafts(command: Command, backend: str) -> None:
+@pytest.mark.parametrize("command_line", ["pack qwen38 --out packed", "run -p hello"])
+def test_a_checkpoint_without_a_scheme(command: Command, command_line: str) -> None:
     command.refused(
-        NoDraftsError,
-        f"--backend {backend} runs, has no drafts yet",
-        "--backend reference",
-        argv=f"run -p hello --spec dflash2 --draft drafter --backend {backend}",
+        SchemeOptionError,
+        "--draft without a scheme that drafts",
+        "expected --spec NAME --draft CHECKPOINT",
+        argv=f"{command_line} --weights model --draft drafter",
     )
+
+
+def test_a_folder_of_no_known_drafter(tmp_path: Path) -> None:
+    (tmp_path / "drafter").mkdir()
+    (tmp_path / "drafter" / "config.json").write_text("{}")
+    with refused(SchemeOptionError, f"{tmp_path}/drafter is a checkpoint of no drafter", "none"):
+        wanted_drafter(None, None, folder=tmp_path)
 
 
 def test_several_processes_run_no_drafts(command: Command) -> None:
@@ -61,25 +76,6 @@ def test_several_processes_run_no_drafts(command: Command) -> None:
     )
 
 
-def test_kernels_have_no_drafts(command: Command) -> None:
-    """Neither a kernel nor its weights are made as if they had."""
-    command.refused(
-        NoDraftsError,
-        "the kernel has no drafts yet",
-        "Compile with --spec none",
-        argv="compile qwen38 --spec dflash2 --no-aot",
-    )
-    command.refused(
-        NoDraftsError,
-        "the kernel has no drafts yet",
-        "Pack without --draft",
-        argv="pack qwen38 --weights model --draft drafter --out packed",
-    )
-    command.refused(SchemeOptionError, "unknown scheme 'eagle'", argv="compile qwen38 --spec eagle")
-    refuse_in_kernel("none")
-    refuse_in_kernel(None)
-
-
-def test_no_drafter_is_wanted() -> None:
-    assert wanted_drafter(None, None, backend="tpu") is None
-    assert wanted_drafter("none", None, backend="tpu") is None
+def test_a_scheme_of_a_model_that_no_file_registers() -> None:
+    with refused(SchemeOptionError, "with model 'gpt9', which no file registers"):
+        scheme_round("gpt9", "dflash2", None, batch=1, context=16, config_path=None, sampling=False)

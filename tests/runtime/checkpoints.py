@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 from mkc.runtime.checkpoint import CONFIG
 from mkc.runtime.checkpoint import INDEX
 from mkc.runtime.checkpoint import SINGLE
+from tests.goldens import Golden
 from tests.goldens import golden_case
 
 type Weights = Mapping[str, NDArray[Any]]
@@ -34,10 +35,14 @@ FORMS = (Forms.SINGLE, Forms.SHARDED, Forms.UNINDEXED)
 
 
 def write_checkpoint(
-    folder: Path, name: str, *, weights: Weights | None = None, form: str = Forms.SINGLE
+    folder: Path,
+    name: str | Golden,
+    *,
+    weights: Weights | None = None,
+    form: str = Forms.SINGLE,
 ) -> Path:
     """Writes a golden case, or other weights with its config, as a Hugging Face folder."""
-    case = golden_case(name)
+    case = golden_case(name) if isinstance(name, str) else name
     tensors = dict(case.weights() if weights is None else weights)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).write_text(json.dumps(case.meta["config"]))

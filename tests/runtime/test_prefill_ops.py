@@ -50,7 +50,8 @@ def one_by_one(operands: dict[str, Floats], counts: list[int]) -> tuple[Floats, 
         for row in range(count):
             for head in range(VALUE_HEADS):
                 q, k = (operands[one][lane, row, head // group] for one in ("q", "k"))
-                state = memory[lane, head] * np.exp(operands["decay"][lane, row, head])
+                decay = operands["decay"][lane, row, head].reshape(-1, 1)  # of a head, or channels
+                state = memory[lane, head] * np.exp(decay)
                 error = operands["v"][lane, row, head] - state.T @ k
                 state = state + np.outer(k, operands["beta"][lane, row, head] * error)
                 memory[lane, head] = state
@@ -64,6 +65,24 @@ def one_by_one(operands: dict[str, Floats], counts: list[int]) -> tuple[Floats, 
 def test_delta_rule_in_chunks(rows: int, decay: float, alike: float) -> None:
     """Weak and strong decay (e^-30 per row), keys that hardly differ, a state that is not zero."""
     operands = delta_operands(rows, decay=decay, alike=alike)
+    counts = [rows, rows // 2]
+    valid = np.arange(rows) < np.array(counts)[:, None]
+    single = {key: jnp.asarray(one, jnp.float32) for key, one in operands.items()}
+    out, memory = jax.jit(chunked_delta_rule)(**single, valid=jnp.asarray(valid))
+    expected_out, expected_memory = one_by_one(operands, counts)
+    for lane, count in enumerate(counts):
+        np.testing.assert_allclose(out[lane, :count], expected_out[lane, :count], rtol=0, atol=2e-5)
+    np.testing.assert_allclose(memory, expected_memory, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("decay", [1.0, 30.0])
+@pytest.mark.parametrize("rows", [1, 5, 48, 100])
+def test_delta_rule_in_chunks_with_a_decay_of_each_channel(rows: int, decay: float) -> None:
+    """Channels that stay (no decay) beside channels that vanish at once."""
+    operands = delta_operands(rows, decay=decay, alike=0.5)
+    shares = np.random.default_rng(2).uniform(0.0, 2.0, (LANES, rows, VALUE_HEADS, KEY_DIM))
+    operands["decay"] = operands["decay"][..., None] * shares
+    operands["decay"][..., 0] = 0.0
     counts = [rows, rows // 2]
     valid = np.arange(rows) < np.array(counts)[:, None]
     single = {key: jnp.asarray(one, jnp.float32) for key, one in operands.items()}
