@@ -10,11 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from jax import Array
-from jax import lax
 from numpy.typing import NDArray
 
 GROUP = 32  # columns that share a scale
@@ -28,15 +25,6 @@ LEAST_SCALE, LARGEST_SCALE = 1, 254  # bytes; 0 is no normal f32 and 255 is NaN
 FP8_HEADROOM = 6
 # The smallest magnitude, 0.5 * 2^(FP8_HEADROOM - 14), is 2^-9, the smallest E4M3 number.
 FP8_SPREAD = 14
-
-
-def decode(codes: Array, scales: Array) -> Array:
-    """Values f32 [..., K] of codes u8 [..., K / 2] and scales u8 [..., K / 32], exact."""
-    pairs = jnp.stack([codes & 15, codes >> 4], axis=-1)
-    groups = jnp.asarray(CODES)[pairs].reshape(*scales.shape, GROUP)
-    # The bits of a power of two in f32 are its biased exponent.
-    factors = lax.bitcast_convert_type(scales.astype(jnp.uint32) << 23, jnp.float32)
-    return (groups * factors[..., None]).reshape(*codes.shape[:-1], -1)
 
 
 def bad_scale(scales: NDArray[Any]) -> tuple[int, ...] | None:

@@ -8,7 +8,8 @@ from jax import Array
 from jax import lax
 
 from mkc.ir.facets import REFERENCE
-from mkc.ir.mxfp4 import decode
+from mkc.ir.mxfp4 import CODES
+from mkc.ir.mxfp4 import GROUP
 from mkc.ir.ops_experts import NORM_EPS
 from mkc.ir.ops_experts import ExpertMlp
 from mkc.ir.ops_experts import Route
@@ -18,6 +19,15 @@ from mkc.ir.reference_ops import OpContext
 from mkc.ir.reference_ops import Outcome
 from mkc.ir.reference_ops import wide
 from mkc.ir.types import DType
+
+
+def decode(codes: Array, scales: Array) -> Array:
+    """Values f32 [..., K] of codes u8 [..., K / 2] and scales u8 [..., K / 32], exact."""
+    pairs = jnp.stack([codes & 15, codes >> 4], axis=-1)
+    groups = jnp.asarray(CODES)[pairs].reshape(*scales.shape, GROUP)
+    # The bits of a power of two in f32 are its biased exponent.
+    factors = lax.bitcast_convert_type(scales.astype(jnp.uint32) << 23, jnp.float32)
+    return (groups * factors[..., None]).reshape(*codes.shape[:-1], -1)
 
 
 @REFERENCE.register(Route)

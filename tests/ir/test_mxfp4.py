@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from mkc.ir.mxfp4 import FP8_SPREAD
 from mkc.ir.mxfp4 import GROUP
 from mkc.ir.mxfp4 import bad_scale
-from mkc.ir.mxfp4 import decode
 from mkc.ir.mxfp4 import exponent_spread
 from mkc.ir.mxfp4 import to_fp8
+from mkc.ir.reference_experts import decode
 
 RANDOM = np.random.default_rng(3)
 type Bytes = NDArray[np.uint8]
