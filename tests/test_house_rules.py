@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "mkc").rglob("*.py"))
 MODELS = sorted((ROOT / "models").rglob("*.py"))
+SERVER = sorted((ROOT / "serve").rglob("*.py"))
 
 # What each part of mkc may import besides itself; a part is the first name behind `mkc.`.
 COMPILER = {"codegen_pallas", "passes", "schedule", "model", "ir", "targets", "errors"}
@@ -60,6 +61,7 @@ def name(path: Path) -> str:
 def test_there_is_something_to_check() -> None:
     assert len(SOURCES) > 20
     assert len(MODELS) >= 2
+    assert len(SERVER) > 20
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name)
@@ -79,6 +81,15 @@ def test_models_import_the_public_surface_only(path: Path) -> None:
     assert [module for module in imports(path) if module.startswith(("mkc.", "jax"))] == []
 
 
+@pytest.mark.parametrize("path", SERVER, ids=name)
+def test_the_server_knows_the_runtime_and_no_model(path: Path) -> None:
+    modules = list(imports(path))
+    assert {one.split(".")[1] for one in modules if one.startswith("mkc.")} <= {"runtime", "errors"}
+    assert not {one.split(".")[0] for one in modules} & {"models", "jax", "pickle"}
+    text = path.read_text(encoding="utf-8")
+    assert findall(r"qwen|kimi|dflash|dspark|llama", text, IGNORECASE) == []
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=name)
 def test_only_the_command_line_names_models(path: Path) -> None:
     if part(path) != "cli":
@@ -93,7 +104,7 @@ def test_only_targets_and_the_command_line_name_chips(path: Path) -> None:
         assert findall(r"tpu ?7x?\b|\bv[4-7][epx]\b|tpu ?v\d", text, IGNORECASE) == []
 
 
-@pytest.mark.parametrize("path", [*SOURCES, *MODELS], ids=name)
+@pytest.mark.parametrize("path", [*SOURCES, *MODELS, *SERVER], ids=name)
 def test_nothing_is_left_undone(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert findall(r"\bTO" r"DO\b|\bFIX" r"ME\b|\bXX" r"X\b|NotImplemented" r"Error", text) == []

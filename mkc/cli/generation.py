@@ -26,13 +26,14 @@ from typing import Any
 import jax
 import typer
 
+from mkc.cli.kernel_choice import KernelChoice
 from mkc.cli.lookup import PACKAGE
 from mkc.cli.lookup import model_graph
 from mkc.cli.lookup import registered_models
 from mkc.cli.speculation import NONE
+from mkc.cli.speculation import check_scheme
 from mkc.cli.speculation import open_drafting
 from mkc.cli.speculation import wanted_drafter
-from mkc.driver import choose_topology
 from mkc.errors import ConfigError
 from mkc.errors import ConfigValueError
 from mkc.errors import ProcessOptionError
@@ -47,6 +48,7 @@ from mkc.runtime.backends import open_reference
 from mkc.runtime.checkpoint import Checkpoint
 from mkc.runtime.generate import Generator
 from mkc.runtime.generation_config import default_sampling
+from mkc.runtime.manifest import read_manifest
 from mkc.runtime.prefix_cache import PrefixCache
 from mkc.runtime.request import Delta
 from mkc.runtime.request import Request
@@ -139,7 +141,8 @@ class ModelChoice:
     Attributes:
       launch: how to join other processes, None for a process of its own.
       quiet: do not say what is loaded.
-      spec, draft: scheme, and checkpoint of its drafter.
+      spec, draft: scheme, and checkpoint of its drafter; without them the drafter that the model
+        brings, if it does.
     """
 
     model: str | None
@@ -164,6 +167,8 @@ class Session:
       sampling: what the checkpoint asks for.
       scheme: how tokens are drafted, `none` for not at all.
       step_floor_us: predicted least time of a step, None where no prediction applies.
+      fingerprint: of the graph, the backend and the context.
+      hbm_bytes, vmem_bytes: planned for each device of a kernel; None without one.
     """
 
     generator: Generator
@@ -173,6 +178,9 @@ class Session:
     description: str
     scheme: str = NONE
     step_floor_us: float | None = None
+    fingerprint: str = ""
+    hbm_bytes: int | None = None
+    vmem_bytes: int | None = None
 
     def stream(self, request: Request) -> Iterator[Delta]:
         """The deltas of one request; the last one has its end. Ctrl-C cancels it.
@@ -229,34 +237,36 @@ def open_session(choice: ModelChoice, *, quiet: bool, slots: int = 1) -> Session
       MkcError: something of it is missing or does not fit.
     """
     prepare_jax(choice)
-    drafter = wanted_drafter(
-        choice.spec,
-        choice.draft,
-        backend=choice.backend,
-        distributed=choice.launch is not None,
-    )
+    check_scheme(choice.spec, choice.draft, distributed=choice.launch is not None)
     if choice.launch is not None:
         distributed.join(choice.launch)
     checkpoint = Checkpoint.open(choice.weights or default_checkpoint(), revision=choice.revision)
     model = choice.model or model_of(checkpoint.config)
+    draft = wanted_drafter(
+        choice.spec,
+        choice.draft,
+        folder=checkpoint.folder,
+        by_default=drafts_by_default(choice, model),
+    )
     context = choice.context or default_context(checkpoint.config)
     graph = model_graph(model, batch=slots, context=context, config_path=checkpoint.folder)
     tokenizer = load_tokenizer(checkpoint.folder)
     chat = load_chat(checkpoint.folder, tokenizer)
     if choice.launch is not None:
         distributed.agree("model", fingerprint(graph, choice))
-    if drafter is not None and choice.draft is not None:
+    choice = replace(choice, quiet=quiet)
+    if draft is not None:
         opened = open_drafting(
-            drafter,
-            choice.draft,
+            draft,
             model,
             checkpoint,
             slots=slots,
             context=context,
             rounds_per_launch=ROUNDS_PER_LAUNCH,
+            kernel=kernel_choice(choice),
         )
     else:
-        opened = open_backend(replace(choice, quiet=quiet), graph, checkpoint)
+        opened = open_backend(choice, graph, checkpoint)
     backend = opened.backend if choice.launch is None else lead_or_follow(opened.backend)
     for name in opened.not_finite:
         print(f"warning: tensor '{name}' has a NaN or an infinity", file=sys.stderr)
@@ -269,34 +279,58 @@ def open_session(choice: ModelChoice, *, quiet: bool, slots: int = 1) -> Session
         chat=chat,
         sampling=default_sampling(checkpoint.folder),
         description=opened.description,
-        scheme=drafter.name if drafter is not None else NONE,
+        scheme=draft.name if draft is not None else NONE,
         step_floor_us=opened.step_floor_us,
+        fingerprint=fingerprint(graph, choice),
+        hbm_bytes=opened.hbm_bytes,
+        vmem_bytes=opened.vmem_bytes,
     )
 
 
 def open_backend(choice: ModelChoice, graph: Graph, checkpoint: Checkpoint) -> OpenedBackend:
     """The backend that the user named, and no other."""
-    if choice.backend is BackendChoice.REFERENCE:
+    kernel = kernel_choice(choice)
+    if kernel is None:
         return open_reference(
             graph,
             checkpoint,
             rounds_per_launch=ROUNDS_PER_LAUNCH,
             devices=jax.devices() if choice.launch is not None else None,
         )
-    interpreted = choice.backend is BackendChoice.INTERPRET
-    tp = choice.tp or (1 if interpreted else None)
-    target = choose_topology(graph, choice.target, tp)
-    assert target.topology is not None
+    target, tp = kernel.place(graph)
     return open_kernel(
-        "interpret" if interpreted else "tpu",
+        kernel.name,
         graph,
         checkpoint,
         target=target,
-        tp=tp or target.topology.devices,
+        tp=tp,
         rounds_per_launch=ROUNDS_PER_LAUNCH,
+        packed=kernel.packed,
+        say=kernel.say,
+    )
+
+
+def kernel_choice(choice: ModelChoice) -> KernelChoice | None:
+    """The kernel that the user named; None for the reference backend."""
+    if choice.backend is BackendChoice.REFERENCE:
+        return None
+    return KernelChoice(
+        name="interpret" if choice.backend is BackendChoice.INTERPRET else "tpu",
+        target=choice.target,
+        tp=choice.tp,
         packed=choice.packed,
         say=lambda line: None if choice.quiet else print(f"mkc: {line}", file=sys.stderr),
     )
+
+
+def drafts_by_default(choice: ModelChoice, model: str) -> bool:
+    """Whether a drafter that the model brings is used unless an option says something.
+
+    Several processes do not draft, nor do packed weights without a drafter.
+    """
+    if choice.launch is not None or model not in registered_models():
+        return False
+    return choice.packed is None or bool(read_manifest(choice.packed).get("drafter"))
 
 
 def launch_of(

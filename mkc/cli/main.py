@@ -38,6 +38,10 @@ COMMANDS = {
         "mkc.cli.run:run_command",
         "Answer one prompt. Text appears on stdout as it is generated, thoughts are left out.",
     ),
+    "serve": (
+        "mkc.cli.serve:serve_command",
+        "Serve a model to OpenAI clients. Listens on this machine only, unless told otherwise.",
+    ),
     "targets": (
         "mkc.cli.listing:targets_command",
         "List the TPU generations and their topologies.",

@@ -47,6 +47,8 @@ class Generator:
     Attributes:
       chunk_rows: prompt tokens fed between two decode rounds of the other sequences.
       drafts: let a backend that can draft do it; may be changed between two calls.
+      draft_rounds: how many rounds of a sequence that had drafts accepted 0, 1, ... of them.
+      drafted: drafts that were verified in these rounds.
     """
 
     def __init__(
@@ -77,6 +79,11 @@ class Generator:
         assert prefix_cache is None or prefix_cache.rows == self.chunk_rows, "chunks differ"
         known = tokenizer.stop_ids if tokenizer is not None else ()
         self.drafts = True
+        # Looked at once: it takes longer than the rest of a round's bookkeeping.
+        self._drafting = backend if isinstance(backend, DraftingBackend) else None
+        most = self._drafting.drafts if self._drafting is not None else 0
+        self.draft_rounds = [0] * (most + 1)
+        self.drafted = 0
         self.stop_ids = frozenset(known if stop_ids is None else stop_ids)
         self._new_seed = new_seed
         self._clock = clock
@@ -156,7 +163,9 @@ class Generator:
         return self._deltas([found])[0]
 
     def rounds(self, count: int | None = None) -> list[Delta]:
-        """One turn: a chunk of the oldest unread prompt, then one launch for all other sequences.
+        """One turn: a chunk of the oldest unread prompt, then a launch for all other sequences.
+
+        Where some of them draft and some cannot, each kind has a launch of its own.
 
         Args:
           count: most rounds of the launch; None for as many as the backend runs in one. There is
@@ -169,8 +178,8 @@ class Generator:
         if unread:
             self._prefill_chunk(unread[0])
         ready = [one for one in self._running.values() if one.is_ready]
-        if ready:
-            self._launch(ready, count)
+        for group in self._groups(ready):
+            self._launch(group, count)
         touched = [one for one in (*unread[:1], *ready) if one.output or one.finish is not None]
         return self._deltas(list({one.number: one for one in touched}.values()))
 
@@ -247,6 +256,18 @@ class Generator:
             sequence.choose(logits)
             sequence.statistics.prefill_seconds = self._elapsed(sequence.number)
 
+    def _groups(self, ready: list[RunningSequence]) -> list[list[RunningSequence]]:
+        """Sequences by launch: whether one of them drafts must not depend on the others."""
+        drafting = [one for one in ready if self._drafts(one)]
+        others = [one for one in ready if not self._drafts(one)]
+        return [group for group in (drafting, others) if group]
+
+    def _drafts(self, sequence: RunningSequence) -> bool:
+        if self._drafting is None or not self.drafts:
+            return False
+        greedy = sequence.request.sampling.temperature == 0.0
+        return sequence.may_draft and (self._drafting.draws or greedy)
+
     def _launch(self, ready: list[RunningSequence], count: int | None) -> None:
         """Decode rounds for sequences that have a token to feed."""
         slots = self.backend.batch
@@ -270,10 +291,9 @@ class Generator:
             rounds[one.slot] = self._launch_rounds(one, count)
             # A launch looks for so many; the host for all of them.
             stop_ids[one.slot] = sorted(one.stop_ids)[: self.backend.stop_ids_per_launch]
-        may_draft = self.drafts and all(one.needs_no_host for one in going)
-        if may_draft and isinstance(self.backend, DraftingBackend):
+        if self._drafting is not None and all(map(self._drafts, going)):
             rows = tokens, positions, active
-            self._speculate(self.backend, going, rows, max(rounds), stop_ids)
+            self._speculate(self._drafting, going, rows, max(rounds), stop_ids)
         elif any(one.needs_logits for one in going):
             result = self.backend.step(tokens, positions, active, masks=masks)
             for one in going:
@@ -324,7 +344,10 @@ class Generator:
                     if one.finish is None:
                         one.take(Choice(token=token))
                 taken = one.statistics.output_tokens - before
-                one.statistics.accepted += min(taken, len(emitted) - 1)
+                accepted = min(taken, len(emitted) - 1)
+                one.statistics.accepted += accepted
+                self.draft_rounds[accepted] += bool(drafts)
+                self.drafted += drafts
 
     def _launch_rounds(self, sequence: RunningSequence, count: int | None) -> int:
         """How many rounds of one launch a sequence may run."""

@@ -52,6 +52,7 @@ class Request:
       output: reads the output, as `mkc.runtime.text.Chat.output` gives it: its events and its stop
         strings then count instead of those of this request.
       constraint: says which tokens may come next, of this request alone.
+      draft: let a backend that can draft do it.
 
     Raises:
       GenerationOptionError: a number is out of its range.
@@ -67,6 +68,7 @@ class Request:
     ignore_eos: bool = False
     output: OutputStream | None = None
     constraint: TokenConstraint | None = None
+    draft: bool = True
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:

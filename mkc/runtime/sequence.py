@@ -91,11 +91,12 @@ class RunningSequence:
         return not self.request.sampling.is_plain_greedy
 
     @property
-    def needs_no_host(self) -> bool:
-        """A backend that samples can choose the next tokens by itself."""
+    def may_draft(self) -> bool:
+        """Drafts are wanted, and a backend that samples can choose the next tokens by itself."""
         sampling = self.request.sampling
         plain = not sampling.has_penalties and not sampling.logit_bias
-        return plain and sampling.alternatives is None and not self.is_restricted
+        chosen_alone = plain and sampling.alternatives is None and not self.is_restricted
+        return self.request.draft and chosen_alone
 
     @property
     def is_restricted(self) -> bool:

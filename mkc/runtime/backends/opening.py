@@ -44,12 +44,15 @@ class OpenedBackend:
     description: one line for people: what runs, and what it holds.
     not_finite: tensors with a NaN or an infinity, sorted.
     step_floor_us: predicted least time of a step on the devices that run it; None on others.
+    hbm_bytes, vmem_bytes: planned for each device of a kernel; None without one.
     """
 
     backend: Backend
     description: str
     not_finite: tuple[str, ...]
     step_floor_us: float | None = None
+    hbm_bytes: int | None = None
+    vmem_bytes: int | None = None
 
 
 def open_reference(
@@ -106,12 +109,83 @@ def open_kernel(
       HbmPlanError: serving the model takes more memory than a device has.
       MkcError: the model does not fit the target, or the weights not the model.
     """
-    devices = _tpu_devices(target, tp) if name == "tpu" else _cpu_devices(tp)
-    lowered = lower_graph(
-        with_token_masks(graph), target, tp=tp, logits=True, rounds_per_launch=rounds_per_launch
+    kernel = prepare_kernel(
+        name,
+        with_token_masks(graph),
+        target=target,
+        tp=tp,
+        rounds_per_launch=rounds_per_launch,
+        say=say,
     )
+    not_finite = kernel.load(checkpoint, packed)
+    return OpenedBackend(
+        backend=KernelBackend(kernel.session, prefill=kernel.prefill),
+        description=kernel.description,
+        not_finite=not_finite,
+        step_floor_us=kernel.step_floor_us,
+        hbm_bytes=kernel.hbm_bytes,
+        vmem_bytes=kernel.vmem_bytes,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedKernel:
+    """A kernel and the prefill over its operands, without weights yet.
+
+    Attributes:
+      description, step_floor_us, hbm_bytes, vmem_bytes: as of `OpenedBackend`.
+    """
+
+    session: KernelSession
+    prefill: Prefill
+    description: str
+    step_floor_us: float | None
+    hbm_bytes: int
+    vmem_bytes: int
+
+    def load(
+        self, checkpoint: Checkpoint, packed: Path | None, drafter: Sequence[str] = ()
+    ) -> tuple[str, ...]:
+        """Places the weights. Returns the names of tensors with a NaN or an infinity, sorted.
+
+        Args:
+          packed: a folder that `mkc pack` wrote; None packs the checkpoint now.
+          drafter: as for `load_packed`.
+
+        Raises:
+          MkcError: the weights are not those of the kernel.
+        """
+        lowered = self.session.lowered
+        graph = lowered.steps.sharded.full
+        if packed is not None:
+            weights = load_packed(packed, lowered, drafter)
+            self.session.load_packed(weights)
+            return tuple(weights.manifest["not_finite"])
+        checkpoint.check(graph)
+        load = Checked(load=checkpoint.loader(graph))
+        self.session.load_weights(load)
+        return tuple(sorted(load.not_finite))
+
+
+def prepare_kernel(
+    name: BackendName,
+    graph: Graph,
+    *,
+    target: Target,
+    tp: int,
+    rounds_per_launch: int,
+    say: Callable[[str], None],
+    prompts: Graph | None = None,
+) -> PreparedKernel:
+    """Everything of a kernel's backend but its weights; arguments and errors as of `open_kernel`.
+
+    Args:
+      prompts: graph that reads prompts, None for `graph` itself.
+    """
+    devices = _tpu_devices(target, tp) if name == "tpu" else _cpu_devices(tp)
+    lowered = lower_graph(graph, target, tp=tp, logits=True, rounds_per_launch=rounds_per_launch)
     mesh = mesh_of(devices)
-    prefill = Prefill(lowered=lowered, mesh=mesh)
+    prefill = Prefill(lowered=lowered, mesh=mesh, graph=prompts)
     plan = _plan(prefill, target, compiled=name == "tpu")
     say(str(plan))
     plan.check()
@@ -121,31 +195,30 @@ def open_kernel(
         mesh=mesh,
         interpret=False if name == "tpu" else _interpreter(tp),
     )
-    load = Checked(load=checkpoint.loader(graph))
-    if packed is None:
-        checkpoint.check(graph)
-        session.load_weights(load)
-    else:
-        weights = load_packed(packed, lowered)
-        load.not_finite.update(weights.manifest["not_finite"])
-        session.load_packed(weights)
     weight_bytes, state_bytes = rank_bytes(lowered.program)
     kind = "the kernel" if name == "tpu" else "the kernel, interpreted on the CPU"
-    return OpenedBackend(
-        backend=KernelBackend(session, prefill=prefill),
+    return PreparedKernel(
+        session=session,
+        prefill=prefill,
         description=f"{name} backend ({kind}) for {target.name}, {tp} ranks, "
         f"{graph.batch} slots, context {graph.context}; each rank holds "
         f"{weight_bytes / GIB:.2f} GiB of weights and {state_bytes / GIB:.2f} GiB of states",
-        not_finite=tuple(sorted(load.not_finite)),
         step_floor_us=floor_us(lowered, target) if name == "tpu" else None,
+        hbm_bytes=plan.total_bytes,
+        vmem_bytes=lowered.residency.vmem_bytes,
     )
 
 
 def _plan(prefill: Prefill, target: Target, *, compiled: bool) -> HbmPlan:
     """Memory of one device; with `compiled` the largest prefill program is asked for its own."""
-    rows = prefill.sizes[-1]
-    workspace = prefill.program(rows).workspace_bytes if compiled else None
-    return hbm_plan(prefill.lowered, target, prefill_rows=rows, prefill_bytes=workspace)
+    program = prefill.program(prefill.sizes[-1])
+    return hbm_plan(
+        prefill.lowered,
+        target,
+        prefill_rows=program.rows,
+        prefill_bytes=program.workspace_bytes if compiled else None,
+        prompts=program.local,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,11 +28,13 @@ class CallTimes:
       launches: calls that ran decode rounds.
       rounds: that these calls ran.
       seconds: inside all calls, prefill and saved states included.
+      round_seconds: inside the calls that ran decode rounds.
     """
 
     launches: int = 0
     rounds: int = 0
     seconds: float = 0.0
+    round_seconds: float = 0.0
 
 
 class TimedBackend:
@@ -56,7 +58,12 @@ class TimedBackend:
 
     def take_times(self) -> CallTimes:
         """What has been done since the last call."""
-        found = CallTimes(launches=self._launches, rounds=self._rounds, seconds=self._seconds)
+        found = CallTimes(
+            launches=self._launches,
+            rounds=self._rounds,
+            seconds=self._seconds,
+            round_seconds=self._round_seconds,
+        )
         self._begin()
         return found
 
@@ -72,9 +79,8 @@ class TimedBackend:
         *,
         masks: Masks = (),
     ) -> StepResult:
-        with self._measured():
+        with self._launched():
             result = self.backend.step(tokens, positions, active, masks=masks)
-        self._launches += 1
         self._rounds += 1
         return result
 
@@ -88,11 +94,10 @@ class TimedBackend:
         stop_ids: Sequence[Sequence[int]] = (),
         masks: Masks = (),
     ) -> Array:
-        with self._measured():
+        with self._launched():
             emitted = self.backend.greedy_rounds(
                 tokens, positions, active, rounds=rounds, stop_ids=stop_ids, masks=masks
             )
-        self._launches += 1
         self._rounds += len(emitted)
         return emitted
 
@@ -115,6 +120,7 @@ class TimedBackend:
         self._launches = 0
         self._rounds = 0
         self._seconds = 0.0
+        self._round_seconds = 0.0
 
     @contextmanager
     def _measured(self) -> Iterator[None]:
@@ -123,6 +129,15 @@ class TimedBackend:
             yield
         finally:
             self._seconds += self._clock() - start
+
+    @contextmanager
+    def _launched(self) -> Iterator[None]:
+        """A call that runs decode rounds."""
+        before = self._seconds
+        with self._measured():
+            yield
+        self._launches += 1
+        self._round_seconds += self._seconds - before
 
 
 class TimedDraftingBackend(TimedBackend):
@@ -134,6 +149,7 @@ class TimedDraftingBackend(TimedBackend):
         super().__init__(backend, clock=clock)
         self.drafting = backend
         self.drafts = backend.drafts
+        self.draws = backend.draws
 
     def speculate(
         self,
@@ -147,7 +163,7 @@ class TimedDraftingBackend(TimedBackend):
         seeds: Sequence[int],
         stop_ids: Sequence[Sequence[int]] = (),
     ) -> Launch:
-        with self._measured():
+        with self._launched():
             launch = self.drafting.speculate(
                 tokens,
                 positions,
@@ -158,7 +174,6 @@ class TimedDraftingBackend(TimedBackend):
                 seeds=seeds,
                 stop_ids=stop_ids,
             )
-        self._launches += 1
         self._rounds += len(launch.tokens)
         return launch
 
