@@ -10,11 +10,13 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
-from dataclasses import field
 from pathlib import Path
 from typing import Any
+
+from tests.codegen_pallas.aot_case import Case
+from tests.codegen_pallas.aot_case import types
+from tests.codegen_pallas.support_aot_rounds import round_cases
+from tests.codegen_pallas.support_aot_sampling import sampling_cases
 
 BATCH = 8
 ROWS = 8
@@ -28,27 +30,6 @@ GROUPED_SIZES = {"heads": 24, "kv_heads": 4, "head_dim": 256}
 CONTEXT = 4096
 TILE = 256
 VMEM_LIMIT_BYTES = 58 << 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One kernel: its body, operands, results and scratch buffers.
-
-    Attributes:
-      body: called with the operand, result and scratch references.
-      operands: abstract arrays and their memory spaces.
-      results: the same for the results.
-      aliases: operand number -> result number.
-      barrier: the body uses the barrier semaphore; the compiler wants a collective id only then.
-    """
-
-    name: str
-    body: Callable[..., None]
-    operands: list[tuple[Any, Any]]
-    results: list[tuple[Any, Any]]
-    scratch: list[Any]
-    aliases: dict[int, int] = field(default_factory=dict)
-    barrier: bool = False
 
 
 def cases(ranks: int) -> list[Case]:
@@ -67,21 +48,14 @@ def cases(ranks: int) -> list[Case]:
         vector_case(),
         pages_case(),
         activation_case(),
+        *round_cases(ranks),
+        *sampling_cases(ranks),
     ]
-
-
-def _types() -> tuple[Any, Any, Any, Any, Any]:
-    import jax
-    import jax.numpy as jnp
-    from jax.experimental import pallas as pl
-    from jax.experimental.pallas import tpu as pltpu
-
-    return jax, jnp, jax.ShapeDtypeStruct, pl, pltpu
 
 
 def tape_case() -> Case:
     """Three matmuls [8, 5120] x [5120, 256] per step, 12 slots, the last load of another size."""
-    jax, jnp, array, pl, pltpu = _types()
+    jax, jnp, array, pl, pltpu = types()
     from mkc.codegen_pallas import support as s
 
     steps, slots, rows, short = 20, 12, HIDDEN, 2048
@@ -119,7 +93,7 @@ def tape_case() -> Case:
 
 def delta_case(name: str, sizes: dict[str, int], *, slots: int) -> Case:
     """Two layers of the delta rule with states updated in place."""
-    jax, jnp, array, pl, pltpu = _types()
+    jax, jnp, array, pl, pltpu = types()
     from mkc.codegen_pallas import support as s
 
     keys = sizes["key_heads"] * sizes["key_dim"]
@@ -174,7 +148,7 @@ def delta_case(name: str, sizes: dict[str, int], *, slots: int) -> Case:
 
 def attention_case(name: str, sizes: dict[str, int]) -> Case:
     """All layers of cached attention with four tiles in flight."""
-    jax, jnp, array, pl, pltpu = _types()
+    jax, jnp, array, pl, pltpu = types()
     from mkc.codegen_pallas import support as s
 
     slots = 4
@@ -248,7 +222,7 @@ def attention_case(name: str, sizes: dict[str, int]) -> Case:
 
 def one_shot_case(ranks: int, *, rows: int) -> Case:
     """Two one-shot exchanges of [rows, 5120] f32 per loop step, buffers in turn."""
-    jax, jnp, array, _, pltpu = _types()
+    jax, jnp, array, _, pltpu = types()
     from mkc.codegen_pallas import support as s
 
     def body(x: Any, out: Any, send: Any, even: Any, odd: Any, sems: Any) -> None:
@@ -288,7 +262,7 @@ def one_shot_case(ranks: int, *, rows: int) -> Case:
 
 def two_phase_case(ranks: int) -> Case:
     """One two-phase exchange of [8, 5120] per loop step, the same buffers every time."""
-    jax, jnp, array, _, pltpu = _types()
+    jax, jnp, array, _, pltpu = types()
     from mkc.codegen_pallas import support as s
 
     columns = HIDDEN // ranks
@@ -331,7 +305,7 @@ def two_phase_case(ranks: int) -> Case:
 
 def argmax_case(ranks: int) -> Case:
     """Argmax over 31232 columns per rank, over the ranks, into SMEM."""
-    _, jnp, array, _, pltpu = _types()
+    _, jnp, array, _, pltpu = types()
     from mkc.codegen_pallas import support as s
 
     columns = VOCABULARY // 8
@@ -367,7 +341,7 @@ def argmax_case(ranks: int) -> Case:
 
 def embed_case() -> Case:
     """Eight rows of a [249856, 5120] table."""
-    _, jnp, array, pl, pltpu = _types()
+    _, jnp, array, pl, pltpu = types()
     from mkc.codegen_pallas import support as s
 
     def body(tokens: Any, table: Any, out: Any, blocks: Any, sem: Any) -> None:
@@ -387,7 +361,7 @@ def embed_case() -> Case:
 
 def vector_case() -> Case:
     """Rotary of 3 heads x 256 (64 rotated), a norm per head, l2 norms of 4 heads x 128."""
-    _, jnp, array, _, pltpu = _types()
+    _, jnp, array, _, pltpu = types()
     from mkc.codegen_pallas import support as s
 
     def body(positions: Any, frequency: Any, weight: Any, x: Any, y: Any, out: Any) -> None:
@@ -420,7 +394,7 @@ def vector_case() -> Case:
 
 def pages_case() -> Case:
     """A norm over 5120 lanes with its weight from a streamed page of vectors."""
-    jax, jnp, array, pl, pltpu = _types()
+    jax, jnp, array, pl, pltpu = types()
     from mkc.codegen_pallas import support as s
 
     page = (48, 128)  # 40 rows of norm weights and a short vector
@@ -453,7 +427,7 @@ def pages_case() -> Case:
 
 def activation_case() -> Case:
     """Every activation once on [8, 1024]."""
-    _, jnp, array, _, pltpu = _types()
+    _, jnp, array, _, pltpu = types()
     from mkc.codegen_pallas import support as s
 
     functions = (s.silu, s.sigmoid, s.softplus, s.exp, s.tanh, s.gelu_tanh, s.negate)
@@ -473,7 +447,7 @@ def activation_case() -> Case:
 
 def compile_case(case: Case, mesh: Any) -> None:
     """Lowers and compiles one kernel for the mesh; raises what the compiler raises."""
-    jax, _, array, pl, pltpu = _types()
+    jax, _, array, pl, pltpu = types()
     from jax.sharding import NamedSharding
     from jax.sharding import PartitionSpec
 
@@ -505,6 +479,7 @@ def main(topology: str, wanted: str = "") -> None:
     with tempfile.TemporaryDirectory() as dump:
         os.environ["JAX_PLATFORMS"] = "cpu"
         os.environ["TPU_SKIP_MDS_QUERY"] = "1"
+        os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # no TPU is used, so none is locked
         keep = os.environ.get("SUPPORT_AOT_DUMP", dump)
         os.environ["LIBTPU_INIT_ARGS"] = f"--xla_jf_dump_to={keep} --xla_jf_dump_llo_text=true"
         import numpy

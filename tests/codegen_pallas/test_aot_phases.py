@@ -8,7 +8,7 @@ from mkc.codegen_pallas.aot_phases import phase_machine_code
 from mkc.codegen_pallas.source import kernel_source
 from mkc.passes.pipeline import Lowered
 from mkc.schedule.program import MatmulPhase
-from mkc.schedule.simulate.costs import Source
+from mkc.schedule.simulate.cost_parts import Source
 from mkc.schedule.simulate.costs import phase_costs
 from mkc.targets import load_target
 from tests.passes.lowering import TARGET

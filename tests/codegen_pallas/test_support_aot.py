@@ -31,6 +31,19 @@ BUNDLES = {
     "vectors": 350,
     "pages": 400,
     "activations": 200,
+    "round_scalars": 1750,
+    "taps": 150,
+    "kept_conv": 750,
+    "kept_delta": 1900,
+    "kept_delta_head_loop": 1500,
+    "rows_attention_target": 950,
+    "rows_attention_drafter": 1100,
+    "top_k": 2500,
+    "selector_walk": 500,
+    "dynamic_conv": 1100,
+    "sampled_accept_1": 1850,
+    "sampled_accept_4": 3450,
+    "sampled_walk": 850,
 }
 
 

@@ -8,6 +8,10 @@ docstrings: the chip reads elsewhere when one does not.
 
 from __future__ import annotations
 
+from mkc.codegen_pallas.support.accept import accept_greedy
+from mkc.codegen_pallas.support.accept import block_tokens
+from mkc.codegen_pallas.support.accept import kept_positions
+from mkc.codegen_pallas.support.accept import next_positions
 from mkc.codegen_pallas.support.argmax import local_argmax
 from mkc.codegen_pallas.support.argmax import store_tokens
 from mkc.codegen_pallas.support.attention import KvCursor
@@ -15,12 +19,20 @@ from mkc.codegen_pallas.support.attention import KvStream
 from mkc.codegen_pallas.support.attention import attention
 from mkc.codegen_pallas.support.attention import kv_drain
 from mkc.codegen_pallas.support.attention import kv_prologue
+from mkc.codegen_pallas.support.carried_rows import begin_sampled_rounds
+from mkc.codegen_pallas.support.carried_rows import end_sampled_round
+from mkc.codegen_pallas.support.carried_rows import end_sampled_rounds
 from mkc.codegen_pallas.support.conv import causal_conv
 from mkc.codegen_pallas.support.delta import delta_rule
+from mkc.codegen_pallas.support.distribution import Sampling
+from mkc.codegen_pallas.support.dynamic_conv import dynamic_conv
 from mkc.codegen_pallas.support.exchange import all_reduce_one_shot
 from mkc.codegen_pallas.support.exchange import all_reduce_two_phase
 from mkc.codegen_pallas.support.exchange import entry_barrier
 from mkc.codegen_pallas.support.exchange import sharded_argmax
+from mkc.codegen_pallas.support.gather import all_gather
+from mkc.codegen_pallas.support.kept import kept_conv
+from mkc.codegen_pallas.support.kept import kept_delta_rule
 from mkc.codegen_pallas.support.launch import KernelSpec
 from mkc.codegen_pallas.support.launch import Operand
 from mkc.codegen_pallas.support.launch import abstract_arguments
@@ -32,8 +44,16 @@ from mkc.codegen_pallas.support.matmul import copy_out
 from mkc.codegen_pallas.support.matmul import lanes
 from mkc.codegen_pallas.support.matmul import narrow_matmul
 from mkc.codegen_pallas.support.refs import View
+from mkc.codegen_pallas.support.round_loop import begin_block_rounds
+from mkc.codegen_pallas.support.round_loop import end_block_round
 from mkc.codegen_pallas.support.rounds import begin_rounds
 from mkc.codegen_pallas.support.rounds import end_round
+from mkc.codegen_pallas.support.rows_attention import rows_attention
+from mkc.codegen_pallas.support.rows_attention import rows_drain
+from mkc.codegen_pallas.support.rows_attention import rows_prologue
+from mkc.codegen_pallas.support.sampled_accept import Exchange
+from mkc.codegen_pallas.support.sampled_accept import accept_sampled
+from mkc.codegen_pallas.support.sampled_walk import sampled_walk
 from mkc.codegen_pallas.support.streams import Stream
 from mkc.codegen_pallas.support.streams import StreamCursor
 from mkc.codegen_pallas.support.streams import embed
@@ -50,6 +70,9 @@ from mkc.codegen_pallas.support.tape import tape_prologue
 from mkc.codegen_pallas.support.tape import tape_refill
 from mkc.codegen_pallas.support.tape import tape_refill_cases
 from mkc.codegen_pallas.support.tape import tape_wait
+from mkc.codegen_pallas.support.taps import store_tap
+from mkc.codegen_pallas.support.top_k import local_top_k
+from mkc.codegen_pallas.support.top_k import sharded_top_k
 from mkc.codegen_pallas.support.vector import exp
 from mkc.codegen_pallas.support.vector import gelu_tanh
 from mkc.codegen_pallas.support.vector import join
@@ -67,8 +90,29 @@ from mkc.codegen_pallas.support.vector import slice_heads
 from mkc.codegen_pallas.support.vector import softplus
 from mkc.codegen_pallas.support.vector import tanh
 from mkc.codegen_pallas.support.vector import vector
+from mkc.codegen_pallas.support.walk import selector_walk
 
 __all__ = [
+    "Exchange",
+    "Sampling",
+    "accept_sampled",
+    "begin_sampled_rounds",
+    "end_sampled_round",
+    "end_sampled_rounds",
+    "sampled_walk",
+    "accept_greedy",
+    "all_gather",
+    "begin_block_rounds",
+    "block_tokens",
+    "end_block_round",
+    "kept_conv",
+    "kept_delta_rule",
+    "kept_positions",
+    "next_positions",
+    "rows_attention",
+    "rows_drain",
+    "rows_prologue",
+    "store_tap",
     "refill",
     "narrow_matmul",
     "lanes",
@@ -91,6 +135,7 @@ __all__ = [
     "attention",
     "begin_rounds",
     "delta_rule",
+    "dynamic_conv",
     "embed",
     "end_round",
     "entry_barrier",
@@ -102,6 +147,8 @@ __all__ = [
     "kv_prologue",
     "l2_norm",
     "local_argmax",
+    "local_top_k",
+    "sharded_top_k",
     "mask_tokens",
     "negate",
     "operand_format",
@@ -111,6 +158,7 @@ __all__ = [
     "rotary",
     "rotary_table",
     "round_bf16",
+    "selector_walk",
     "sharded_argmax",
     "sigmoid",
     "silu",

@@ -45,18 +45,18 @@ def local_argmax(logits: View, valid: Scalar) -> tuple[jax.Array, jax.Array]:
         return jnp.where(better, value, best), jnp.where(better, column, index)
 
     lowest = jnp.full((rows, CHUNK), -jnp.inf, jnp.float32)
-    best, index = _over_lanes(*lax.fori_loop(0, chunks, one_chunk, (lowest, lane)))
+    best, index = over_lanes(*lax.fori_loop(0, chunks, one_chunk, (lowest, lane)))
     rest = logits.width % CHUNK
     if not rest:
         return best, index
     tail = logits.lanes(chunks * CHUNK, rest).load()
     column = lax.broadcasted_iota(jnp.int32, (rows, rest), 1) + chunks * CHUNK
-    tail_best, tail_index = _over_lanes(jnp.where(column < valid, tail, -jnp.inf), column)
+    tail_best, tail_index = over_lanes(jnp.where(column < valid, tail, -jnp.inf), column)
     better = tail_best > best
     return jnp.where(better, tail_best, best), jnp.where(better, tail_index, index)
 
 
-def _over_lanes(value: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Array]:
+def over_lanes(value: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The largest value per row `[R, 1]` and the lowest index that goes with it."""
     best = jnp.max(value, axis=1, keepdims=True)
     candidates = jnp.where(value == best, index, NO_COLUMN)

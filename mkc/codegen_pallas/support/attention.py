@@ -8,6 +8,7 @@ A sequence that rests, that is with a negative position, has no tiles and writes
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from typing import NamedTuple
@@ -45,6 +46,7 @@ class KvStream:
       written: DMA semaphores `[2, batch]`: keys, values.
       awake: `[batch]` i32 in SMEM: the sequences that do not rest, in order.
       tile: rows per tile, a multiple of 16 that divides the context.
+      window: rows farther back than this are not fetched, None for all; see `rows_attention`.
     """
 
     key_hbm: Ref
@@ -59,9 +61,11 @@ class KvStream:
     layers: int
     slots: int
     tile: int
+    window: int | None = None
 
     def __post_init__(self) -> None:
         assert self.tile % BF16_ROWS == 0, f"a tile of {self.tile} rows is not a multiple of 16"
+        assert self.window is None or self.window > 1, f"a window of {self.window} rows"
 
 
 class KvCursor(NamedTuple):
@@ -84,14 +88,17 @@ class KvCursor(NamedTuple):
     turns: Scalar
 
 
-def _tiles(kv: KvStream, position: Scalar) -> jax.Array:
-    """Number of tiles that hold rows 0 .. position."""
-    return lax.div(position, jnp.int32(kv.tile)) + 1
+type Span = Callable[[Scalar], tuple[Scalar, Scalar]]
+"""Of a sequence: its first tile, and the one behind its last."""
 
 
-def _fetches(
-    kv: KvStream, layer: Scalar, sequence: Scalar, tile: Scalar, slot: Scalar
-) -> list[Any]:
+def _tiles(kv: KvStream, positions: Ref) -> Span:
+    """The tiles that hold rows 0 .. position."""
+    return lambda sequence: (0, lax.div(positions[sequence], jnp.int32(kv.tile)) + 1)
+
+
+def fetches(kv: KvStream, layer: Scalar, sequence: Scalar, tile: Scalar, slot: Scalar) -> list[Any]:
+    """The copies of a tile's keys and values."""
     rows = pl.ds(pl.multiple_of(tile * kv.tile, BF16_ROWS), kv.tile)
     return [
         pltpu.make_async_copy(
@@ -111,33 +118,55 @@ def _writes(kv: KvStream, layer: Scalar, sequence: Scalar, first_row: Scalar) ->
     ]
 
 
-def _fetch_next(kv: KvStream, cursor: KvCursor, positions: Ref) -> KvCursor:
+def fetch_next(kv: KvStream, cursor: KvCursor, span: Span) -> KvCursor:
     """Fetches the next tile, if any is left, into `cursor.slot` and moves on."""
     sequence = kv.awake[cursor.turn]
 
     @pl.when(cursor.layer < kv.layers)
     def _start() -> None:
-        for copy in _fetches(kv, cursor.layer, sequence, cursor.tile, cursor.slot):
+        for copy in fetches(kv, cursor.layer, sequence, cursor.tile, cursor.slot):
             copy.start(priority=AHEAD_OF_TAPE)
 
-    last_tile = cursor.tile + 1 == _tiles(kv, positions[sequence])
+    last_tile = cursor.tile + 1 == span(sequence)[1]
     last_turn = last_tile & (cursor.turn >= cursor.turns - 1)
     following = jnp.where(last_tile, cursor.turn + 1, cursor.turn)
+    turn = jnp.where(last_turn, 0, following)
     return cursor._replace(
         slot=wrapped_next(cursor.slot, kv.slots),
         layer=jnp.where(last_turn, cursor.layer + 1, cursor.layer),
-        turn=jnp.where(last_turn, 0, following),
-        tile=jnp.where(last_tile, 0, cursor.tile + 1),
+        turn=turn,
+        tile=jnp.where(last_tile, span(kv.awake[turn])[0], cursor.tile + 1),
     )
 
 
-def _list_awake(kv: KvStream, positions: Ref, batch: int) -> jax.Array:
-    """Lists the sequences that do not rest. Returns how many there are."""
-    turns = jnp.int32(0)
+def start_tiles(
+    kv: KvStream, positions: Ref, span: Span, *, batch: int, rows_per_sequence: int = 1
+) -> KvCursor:
+    """Starts the first `slots` tiles, or all when there are fewer.
+
+    Args:
+      positions: `[batch * T]` i32 in SMEM; sequences whose first one is negative rest.
+    """
+    zero = jnp.int32(0)
+    turns = zero
     for sequence in range(batch):
         kv.awake[turns] = sequence  # the next one overwrites it when this one rests
-        turns = turns + (positions[sequence] >= 0).astype(jnp.int32)
-    return turns
+        awake = positions[sequence * rows_per_sequence] >= 0
+        turns = turns + awake.astype(jnp.int32)
+    start = KvCursor(
+        slot=zero,
+        layer=jnp.where(turns == 0, kv.layers, 0),  # nothing to fetch
+        turn=zero,
+        tile=jnp.asarray(span(kv.awake[0])[0], jnp.int32),
+        calls=zero,
+        turns=turns,
+    )
+
+    def fetch(_: jax.Array, cursor: KvCursor) -> KvCursor:
+        return fetch_next(kv, cursor, span)
+
+    result: KvCursor = lax.fori_loop(0, kv.slots, fetch, start)
+    return result
 
 
 def kv_prologue(kv: KvStream, positions: Ref, batch: int) -> KvCursor:
@@ -146,22 +175,7 @@ def kv_prologue(kv: KvStream, positions: Ref, batch: int) -> KvCursor:
     Args:
       positions: `[batch]` i32 in SMEM, each below the context; negative ones rest.
     """
-    zero = jnp.int32(0)
-    turns = _list_awake(kv, positions, batch)
-    start = KvCursor(
-        slot=zero,
-        layer=jnp.where(turns == 0, kv.layers, 0),  # nothing to fetch
-        turn=zero,
-        tile=zero,
-        calls=zero,
-        turns=turns,
-    )
-
-    def fetch(_: jax.Array, cursor: KvCursor) -> KvCursor:
-        return _fetch_next(kv, cursor, positions)
-
-    result: KvCursor = lax.fori_loop(0, kv.slots, fetch, start)
-    return result
+    return start_tiles(kv, positions, _tiles(kv, positions), batch=batch)
 
 
 def _patch(
@@ -202,7 +216,7 @@ def _patch(
     kv.value_ring[slot] = jnp.where(visible, values, jnp.zeros_like(values))
 
 
-class _Softmax(NamedTuple):
+class Softmax(NamedTuple):
     """A query group: running maximum and sum `[8, 1]`, weighted values `[8, head_dim]`."""
 
     maximum: jax.Array
@@ -210,20 +224,39 @@ class _Softmax(NamedTuple):
     values: jax.Array
 
 
-def _attend(
-    query: jax.Array, keys: jax.Array, values: jax.Array, last: Scalar, scale: float, old: _Softmax
-) -> _Softmax:
-    """Adds one tile, of which rows 0 .. last are visible, to a query group's softmax."""
+def empty_softmax(rows: int, head_dim: int) -> Softmax:
+    """Of a query group that has seen no key."""
+    return Softmax(
+        maximum=jnp.full((rows, 1), MASKED, jnp.float32),
+        total=jnp.zeros((rows, 1), jnp.float32),
+        values=jnp.zeros((rows, head_dim), jnp.float32),
+    )
+
+
+def attend(
+    query: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    visible: Callable[[tuple[int, ...]], jax.Array],
+    scale: float,
+    old: Softmax,
+) -> Softmax:
+    """Adds keys and values to a query group's softmax.
+
+    Args:
+      query: `[rows, head_dim]` bf16.
+      keys: `[n, head_dim]` bf16, as is `values`, which must be finite.
+      visible: from the shape `[rows, n]` to which keys each row sees.
+    """
     scores = lax.dot_general(
         query, keys, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
     )
-    visible = lax.broadcasted_iota(jnp.int32, scores.shape, 1) <= last
-    scores = jnp.where(visible, scores * scale, MASKED)
+    scores = jnp.where(visible(scores.shape), scores * scale, MASKED)
     maximum = jnp.maximum(old.maximum, jnp.max(scores, axis=1, keepdims=True))
     weights = jnp.exp(scores - maximum)
     correction = jnp.exp(old.maximum - maximum)
     added = jnp.dot(weights.astype(jnp.bfloat16), values, preferred_element_type=jnp.float32)
-    return _Softmax(
+    return Softmax(
         maximum=maximum,
         total=old.total * correction + jnp.sum(weights, axis=1, keepdims=True),
         values=old.values * correction + added,
@@ -269,11 +302,12 @@ def attention(
     assert heads % kv_heads == 0, f"{heads} query heads over {kv_heads} key heads"
     group = heads // kv_heads
     layer = cursor.calls
+    span = _tiles(kv, positions)
 
     def one_turn(turn: jax.Array, cursor: KvCursor) -> KvCursor:
         sequence = kv.awake[turn]
         position = positions[sequence]
-        tiles = _tiles(kv, position)
+        tiles = span(sequence)[1]
         query_row = q.row(sequence)
         new_rows = (k.row(sequence), v.row(sequence))
         lanes = [slice(head * head_dim, (head + 1) * head_dim) for head in range(kv_heads)]
@@ -287,11 +321,11 @@ def attention(
         ]
 
         def one_tile(
-            tile: jax.Array, carry: tuple[KvCursor, list[_Softmax]]
-        ) -> tuple[KvCursor, list[_Softmax]]:
+            tile: jax.Array, carry: tuple[KvCursor, list[Softmax]]
+        ) -> tuple[KvCursor, list[Softmax]]:
             cursor, softmax = carry
             slot = cursor.slot
-            for copy in _fetches(kv, 0, 0, 0, slot):
+            for copy in fetches(kv, 0, 0, 0, slot):
                 copy.wait()
 
             @pl.when(tile == tiles - 1)
@@ -306,25 +340,25 @@ def attention(
                 )
 
             last = position - tile * kv.tile
+
+            def visible(shape: tuple[int, ...]) -> jax.Array:
+                seen: jax.Array = lax.broadcasted_iota(jnp.int32, shape, 1) <= last
+                return seen
+
             softmax = [
-                _attend(
+                attend(
                     queries[head],
                     kv.key_ring[slot, :, lanes[head]],
                     kv.value_ring[slot, :, lanes[head]],
-                    last,
+                    visible,
                     scale,
                     softmax[head],
                 )
                 for head in range(kv_heads)
             ]
-            return _fetch_next(kv, cursor, positions), softmax
+            return fetch_next(kv, cursor, span), softmax
 
-        rows = queries[0].shape[0]
-        empty = _Softmax(
-            maximum=jnp.full((rows, 1), MASKED, jnp.float32),
-            total=jnp.zeros((rows, 1), jnp.float32),
-            values=jnp.zeros((rows, head_dim), jnp.float32),
-        )
+        empty = empty_softmax(queries[0].shape[0], head_dim)
         cursor, softmax = lax.fori_loop(0, tiles, one_tile, (cursor, [empty] * kv_heads))
         results = [round_bf16(one.values / one.total) for one in softmax]
         row = jnp.concatenate(

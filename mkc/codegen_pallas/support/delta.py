@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -20,38 +23,34 @@ from mkc.codegen_pallas.support.vector import round_bf16
 UNROLLED_HEADS = 12  # above it the key heads become a run-time loop, which keeps the code small
 
 
-def _head_row(view: View, row: Scalar, head: Scalar, size: int) -> jax.Array:
-    """Head `head` of row `row` as `[1, size]`; `head` may be a run-time value."""
-    if isinstance(head, int):
-        return view.lanes(head * size, size).row(row)
-    start = view.start + head * size
-    if view.start % LANES == 0 and size % LANES == 0:
-        start = pl.multiple_of(start, LANES)
-    value = view.ref[:, pl.ds(start, size)]
-    mine = lax.broadcasted_iota(jnp.int32, value.shape, 0) == row
-    return jnp.sum(jnp.where(mine, value, 0.0), axis=0, keepdims=True)
-
-
-def _store_head_row(view: View, row: Scalar, head: Scalar, value: jax.Array) -> None:
-    """Replaces head `head` of row `row` by `value` `[1, size]`."""
-    size = value.shape[1]
-    if isinstance(head, int):
-        view.lanes(head * size, size).store_row(row, value)
-        return
-    start = view.start + head * size
-    if view.start % LANES == 0 and size % LANES == 0:
-        start = pl.multiple_of(start, LANES)
-    old = view.ref[:, pl.ds(start, size)]
-    mine = lax.broadcasted_iota(jnp.int32, old.shape, 0) == row
-    view.ref[:, pl.ds(start, size)] = jnp.where(mine, jnp.broadcast_to(value, old.shape), old)
-
-
-def _element(row: jax.Array, index: Scalar) -> jax.Array:
-    """Element `index` of `[1, n]` as `[1, 1]`; `index` may be a run-time value."""
+def column(x: jax.Array, index: Scalar) -> jax.Array:
+    """Lane `index` of `[n, m]` as `[n, 1]`; `index` may be a run-time value."""
     if isinstance(index, int):
-        return row[:, index : index + 1]
-    mine = lax.broadcasted_iota(jnp.int32, row.shape, 1) == index
-    return jnp.sum(jnp.where(mine, row, 0.0), axis=1, keepdims=True)
+        return x[:, index : index + 1]
+    mine = lax.broadcasted_iota(jnp.int32, x.shape, 1) == index
+    return jnp.sum(jnp.where(mine, x, 0.0), axis=1, keepdims=True)
+
+
+def state_rows(value_head: Scalar, key_dim: int) -> Any:
+    """Rows of a state that belong to a value head."""
+    first = value_head * key_dim
+    if not isinstance(first, int) and key_dim % LANES == 0:
+        first = pl.multiple_of(first, LANES)
+    return pl.ds(first, key_dim)
+
+
+def each_key_head(key_heads: int, value_heads: int, function: Callable[[Scalar], None]) -> None:
+    """Calls `function` for every key head: unrolled, or in a loop where that would be much code."""
+    if value_heads <= UNROLLED_HEADS:
+        for head in range(key_heads):
+            function(head)
+        return
+
+    def one_head(head: jax.Array, carry: jax.Array) -> jax.Array:
+        function(head)
+        return carry
+
+    lax.fori_loop(0, key_heads, one_head, jnp.int32(0))
 
 
 def _down_the_rows(row: jax.Array, columns: int) -> jax.Array:
@@ -98,43 +97,30 @@ def delta_rule(
     group = value_heads // key_heads
 
     def key_head(sequence: Scalar, slot: Scalar, head: Scalar) -> None:
-        keys = _down_the_rows(_head_row(k, sequence, head, key_dim), value_dim)
-        queries = _down_the_rows(_head_row(q, sequence, head, key_dim), value_dim)
+        keys = _down_the_rows(k.head(head, key_dim).row(sequence), value_dim)
+        queries = _down_the_rows(q.head(head, key_dim).row(sequence), value_dim)
         betas = beta.row(sequence)
         factors = jnp.exp(decay.row(sequence))
         for member in range(group):
             value_head = head * group + member
-            first_row = value_head * key_dim
-            if not isinstance(first_row, int) and key_dim % LANES == 0:
-                first_row = pl.multiple_of(first_row, LANES)
-            rows = pl.ds(first_row, key_dim)
-            state = stream.ring[slot, rows, :] * _element(factors, value_head)
+            rows = state_rows(value_head, key_dim)
+            state = stream.ring[slot, rows, :] * column(factors, value_head)
             predicted = jnp.sum(state * keys, axis=0, keepdims=True)
-            value = _head_row(v, sequence, value_head, value_dim)
-            update = (value - predicted) * _element(betas, value_head)
+            value = v.head(value_head, value_dim).row(sequence)
+            update = (value - predicted) * column(betas, value_head)
             state = state + keys * update
             stream.ring[slot, rows, :] = state
             result = jnp.sum(state * queries, axis=0, keepdims=True)
-            _store_head_row(out, sequence, value_head, round_bf16(result))
-
-    def all_heads(sequence: jax.Array, slot: Scalar) -> None:
-        if value_heads <= UNROLLED_HEADS:
-            for head in range(key_heads):
-                key_head(sequence, slot, head)
-            return
-
-        def one_head(head: jax.Array, carry: jax.Array) -> jax.Array:
-            key_head(sequence, slot, head)
-            return carry
-
-        lax.fori_loop(0, key_heads, one_head, jnp.int32(0))
+            out.head(value_head, value_dim).store_row(sequence, round_bf16(result))
 
     def one_sequence(sequence: jax.Array, cursor: StreamCursor) -> StreamCursor:
         stream_wait(stream, cursor)
 
         @pl.when(positions[sequence] >= 0)
         def _awake() -> None:
-            all_heads(sequence, cursor.slot)
+            each_key_head(
+                key_heads, value_heads, lambda head: key_head(sequence, cursor.slot, head)
+            )
 
         return stream_advance(stream, cursor)
 

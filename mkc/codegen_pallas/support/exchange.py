@@ -16,7 +16,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from mkc.codegen_pallas.support.refs import LANES
-from mkc.codegen_pallas.support.refs import SUBLANES
 from mkc.codegen_pallas.support.refs import Ref
 from mkc.codegen_pallas.support.vector import join
 from mkc.codegen_pallas.support.vector import round_bf16
@@ -24,7 +23,7 @@ from mkc.codegen_pallas.support.vector import round_bf16
 AXIS = "tp"
 
 
-def _peers(ranks: int) -> list[jax.Array]:
+def peers_of(ranks: int) -> list[jax.Array]:
     """All other ranks, in the order of sending.
 
     With a power of two the order is by exclusive or: at every moment each rank sends to one and
@@ -38,7 +37,7 @@ def _peers(ranks: int) -> list[jax.Array]:
     return [jnp.where(peer >= ranks, peer - ranks, peer) for peer in wrapped]
 
 
-def _send(source: Ref, target: Ref, send_sem: Ref, receive_sem: Ref, peer: Any) -> Any:
+def send_to(source: Ref, target: Ref, send_sem: Ref, receive_sem: Ref, peer: Any) -> Any:
     return pltpu.make_async_remote_copy(
         src_ref=source,
         dst_ref=target,
@@ -53,7 +52,7 @@ def entry_barrier(ranks: int) -> None:
     if ranks == 1:
         return
     barrier = pltpu.get_barrier_semaphore()
-    for peer in _peers(ranks):
+    for peer in peers_of(ranks):
         pl.semaphore_signal(barrier, 1, device_id={AXIS: peer})
     pl.semaphore_wait(barrier, ranks - 1)
 
@@ -80,7 +79,9 @@ def all_reduce_one_shot(
         return value
     me = lax.axis_index(AXIS)
     send[...] = value
-    copies = [_send(send, receive.at[me], send_sem, receive_sem, peer) for peer in _peers(ranks)]
+    copies = [
+        send_to(send, receive.at[me], send_sem, receive_sem, peer) for peer in peers_of(ranks)
+    ]
     for copy in copies:
         copy.start()
     receive[me] = value
@@ -121,7 +122,7 @@ def all_reduce_two_phase(
     if ranks == 1:
         return round_bf16(partial[...])
     me = lax.axis_index(AXIS)
-    peers = _peers(ranks)
+    peers = peers_of(ranks)
     columns = partial.shape[1] // ranks
 
     def block(rank: jax.Array) -> Any:
@@ -129,7 +130,7 @@ def all_reduce_two_phase(
         return pl.ds(pl.multiple_of(start, LANES) if columns % LANES == 0 else start, columns)
 
     scatter = [
-        _send(
+        send_to(
             partial.at[:, block(peer)],
             scattered.at[me],
             scatter_send_sem,
@@ -148,7 +149,7 @@ def all_reduce_two_phase(
         total = total + scattered[rank]
     send[...] = total.astype(jnp.bfloat16)
     gather = [
-        _send(send, gathered.at[me], gather_send_sem, gather_receive_sem, peer) for peer in peers
+        send_to(send, gathered.at[me], gather_send_sem, gather_receive_sem, peer) for peer in peers
     ]
     for copy in gather:
         copy.start()
@@ -172,37 +173,40 @@ def sharded_argmax(
     ranks: int,
     columns_per_rank: int,
 ) -> jax.Array:
-    """The global index `[8, 1]` i32 of the largest value over all ranks, the lowest one on ties.
+    """The global index `[R, 1]` i32 of the largest value over all ranks, the lowest one on ties.
 
     Value bits and ids travel in one block, as integers: ids as f32 would be flushed denormals.
     `receive` and `receive_sem` alternate as in `all_reduce_one_shot`.
 
     Args:
-      best: `[8, 1]` f32, this rank's largest value per row.
-      index: `[8, 1]` i32, its column within this rank's `columns_per_rank`.
-      send: `[16, 128]` i32 in VMEM: values in rows 0 .. 7, ids in rows 8 .. 15.
-      receive: `[ranks, 16, 128]` i32 in VMEM.
+      best: `[R, 1]` f32, this rank's largest value per row.
+      index: `[R, 1]` i32, its column within this rank's `columns_per_rank`.
+      send: `[2 * R, 128]` i32 in VMEM: values, then ids.
+      receive: `[ranks, 2 * R, 128]` i32 in VMEM.
     """
     if ranks == 1:
         return index
     me = lax.axis_index(AXIS)
-    shape = (SUBLANES, LANES)
+    rows = best.shape[0]
+    shape = (rows, LANES)
     bits = lax.bitcast_convert_type(jnp.broadcast_to(best, shape), jnp.int32)
-    send[0:SUBLANES, :] = bits
-    send[SUBLANES:, :] = jnp.broadcast_to(index + me * columns_per_rank, shape)
-    copies = [_send(send, receive.at[me], send_sem, receive_sem, peer) for peer in _peers(ranks)]
+    send[0:rows, :] = bits
+    send[rows:, :] = jnp.broadcast_to(index + me * columns_per_rank, shape)
+    copies = [
+        send_to(send, receive.at[me], send_sem, receive_sem, peer) for peer in peers_of(ranks)
+    ]
     for copy in copies:
         copy.start()
     receive[me] = send[...]
     for copy in copies:
         copy.wait_recv()
-    top = lax.bitcast_convert_type(receive[0, 0:SUBLANES, :], jnp.float32)
-    chosen: jax.Array = receive[0, SUBLANES:, :]
+    top = lax.bitcast_convert_type(receive[0, 0:rows, :], jnp.float32)
+    chosen: jax.Array = receive[0, rows:, :]
     for rank in range(1, ranks):
-        value = lax.bitcast_convert_type(receive[rank, 0:SUBLANES, :], jnp.float32)
+        value = lax.bitcast_convert_type(receive[rank, 0:rows, :], jnp.float32)
         better = value > top
         top = jnp.where(better, value, top)
-        chosen = jnp.where(better, receive[rank, SUBLANES:, :], chosen)
+        chosen = jnp.where(better, receive[rank, rows:, :], chosen)
     for copy in copies:
         copy.wait_send()
     return chosen[:, 0:1]

@@ -25,7 +25,8 @@ from jax.sharding import PartitionSpec
 from mkc.codegen_pallas.support.exchange import AXIS
 
 DTYPES = {"bf16": jnp.bfloat16, "f32": jnp.float32, "i32": jnp.int32}
-SCALARS = ("tokens", "positions", "rounds", "stop_ids")
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed", "forced")
+SCALARS = ("tokens", "positions", "kept", "rounds", "budgets", "stop_ids", *SAMPLING)
 WHOLE = (*SCALARS, "table")  # roles that every rank has a copy of
 
 
@@ -47,7 +48,8 @@ class KernelSpec:
     Attributes:
       scratch: (name, kind, shape) with kind a dtype for VMEM, `dma` for semaphores or `scalars` for
         i32 in SMEM.
-      rounds: decode steps one launch may run.
+      rounds: decode steps, or speculative rounds, one launch may run.
+      rows_per_sequence: T of a kernel that runs speculative rounds, None for one of decode steps.
       logits: [rows, columns] of one rank when the kernel returns them.
       logits_whole: every rank has all columns.
     """
@@ -61,6 +63,7 @@ class KernelSpec:
     vmem_limit_bytes: int
     collective_id: int
     rounds: int = 1
+    rows_per_sequence: int | None = None
     logits_whole: bool = False
 
 
@@ -70,7 +73,10 @@ def build(
     """The jitted launch: operands in order -> (tokens, [logits,] updated arrays).
 
     The tokens are `next_token` [batch]; with several rounds `emitted` [rounds * batch], and `count`
-    [1], how many rounds ran.
+    [1], how many rounds ran. A kernel of speculative rounds returns `emitted` [rounds * batch * T],
+    -1 behind the tokens of a round; `counts` and `drafts` [rounds * batch], how many tokens and how
+    many drafts were looked at; `ran` [1]; and what the next launch begins with: `tokens_out`,
+    `positions_out` [batch * T], `kept_out` [batch].
 
     Updated arrays are donated. On one device and in interpret mode they are aliased to results of
     the call. Around a call that communicates XLA would copy every aliased array in and out, so on
@@ -185,6 +191,18 @@ def _call(
 
 def _scalar_outputs(spec: KernelSpec) -> list[tuple[str, tuple[int, ...], str]]:
     """Results in scalar memory: (name, shape, dtype)."""
+    if spec.rows_per_sequence is not None:
+        rows = spec.batch * spec.rows_per_sequence
+        sizes = {
+            "emitted": spec.rounds * rows,
+            "counts": spec.rounds * spec.batch,
+            "drafts": spec.rounds * spec.batch,
+            "ran": 1,
+            "tokens_out": rows,
+            "positions_out": rows,
+            "kept_out": spec.batch,
+        }
+        return [(name, (size,), "i32") for name, size in sizes.items()]
     if spec.rounds == 1:
         return [("next_token", (spec.batch,), "i32")]
     return [("emitted", (spec.rounds * spec.batch,), "i32"), ("count", (1,), "i32")]
