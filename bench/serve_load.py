@@ -30,9 +30,15 @@ PATH = "/v1/completions"
 LEAVING = 0.5  # of the requests that make sense
 CHUNK_TOKENS = 10  # more than a chunk has, so that most clients leave in the middle
 MALFORMED = 0.1  # of all requests
+FORMED = 0.25  # of the requests that make sense
 GROWTH = 0.05  # of memory, from a quarter of the time on
 SETTLE_SECONDS = 10.0
 WORDS = ("What is", "Once", "12 + 7", "The cat", "Write", "print(", "Grüße", "Add 30 and")
+FORMS: tuple[dict[str, Any], ...] = (
+    {"guided_regex": "([A-Za-z ,]{1,30}[.!?] )+"},
+    {"guided_json": {"type": "array", "items": {"type": "integer"}, "maxItems": 20}},
+    {"guided_json": {"type": "object", "properties": {"text": {"type": "string"}}}},
+)
 BAD: tuple[tuple[bytes | dict[str, Any], int], ...] = (
     (b"{", 400),
     (b"[]", 400),
@@ -72,19 +78,23 @@ class Result:
 
 
 def requests(seed: int, count: int) -> list[dict[str, Any]]:
-    """Streaming requests, greedy and sampled ones with seeds, of many lengths."""
+    """Streaming requests, greedy and sampled ones with seeds, of many lengths, some with a form."""
     chosen = random.Random(seed)
-    return [
-        {
+    found: list[dict[str, Any]] = []
+    for _ in range(count):
+        body = {
             "prompt": " ".join(chosen.choices(WORDS, k=chosen.randint(1, 40))),
             "max_tokens": chosen.randint(1, 120),
-            "ignore_eos": chosen.random() < 0.7,
             "temperature": chosen.choice((0.0, 0.0, 0.7, 1.3)),
             "seed": chosen.randrange(1000),
             "stream": True,
         }
-        for _ in range(count)
-    ]
+        if chosen.random() < FORMED:
+            body |= chosen.choice(FORMS)
+        else:
+            body["ignore_eos"] = chosen.random() < 0.7
+        found.append(body)
+    return found
 
 
 async def text_of(

@@ -25,7 +25,9 @@ from mkc.errors import ProofError
 from mkc.errors import RoundsError
 from mkc.errors import ShardingError
 from mkc.errors import TileError
+from mkc.errors import UnsupportedGraphError
 from mkc.errors import VmemError
+from mkc.ir import ops_spec
 from mkc.ir.graph import Graph
 from mkc.ir.text import print_graph
 from mkc.ir.token_masks import with_token_masks
@@ -34,6 +36,7 @@ from mkc.passes.p10_shard import Shard
 from mkc.passes.p70_lower import Lower
 from mkc.passes.pipeline import Lowered
 from mkc.passes.pipeline import Pipeline
+from mkc.passes.steps import is_round
 from mkc.report import plan_document
 from mkc.report import rank_bytes
 from mkc.report import report_document
@@ -135,6 +138,16 @@ def compile_graph(request: CompileRequest) -> CompileResult:
 
 def _masked(request: CompileRequest) -> CompileRequest:
     """The request for a graph that reads masks of tokens."""
+    if is_round(request.graph):
+        node = next(
+            one for one in request.graph.body.nodes() if isinstance(one.op, ops_spec.Accept)
+        )
+        raise UnsupportedGraphError(
+            op=node.op.mnemonic,
+            location=node.location,
+            problem="masks of tokens in a round with drafts, which the kernel cannot do yet",
+            hint="Compile without --token-masks, or with --spec none",
+        )
     retrace = request.retrace
     return replace(
         request,
@@ -168,7 +181,9 @@ def lower_graph(
             devices=target.topology.devices,
             larger=[one.full_name for one in target.topologies if one.devices >= ranks > 0],
         )
-    largest = (target.smem.usable_bytes - SMEM_MARGIN) // (graph.batch * TOKEN_BYTES)
+    # A round of a scheme reports its tokens, and for each sequence how many, and how many drafts.
+    scalars = graph.rows + (2 * graph.batch if is_round(graph) else 0)
+    largest = (target.smem.usable_bytes - SMEM_MARGIN) // (scalars * TOKEN_BYTES)
     if not 1 <= rounds_per_launch <= largest:
         raise RoundsError(rounds=rounds_per_launch, batch=graph.batch, limit=largest)
     lower = Lower(logits=logits, rounds=rounds_per_launch)
@@ -176,7 +191,7 @@ def lower_graph(
     pipeline = defaults.override(passes)
     _check_options(pipeline, defaults, passes, target)
     try:
-        _check_hbm(graph, target, *_held_bytes(graph, ranks))  # a hopeless size ends here
+        _check_hbm(graph, target, *_held_bytes(graph, ranks, target))  # a hopeless size ends here
         lowered = pipeline.run(graph, target)
     except (ShardingError, TileError, VmemError) as error:
         raise advised(
@@ -218,9 +233,9 @@ def _check_hbm(graph: Graph, target: Target, weights: int, states: int) -> None:
         )
 
 
-def _held_bytes(graph: Graph, ranks: int) -> tuple[int, int]:
+def _held_bytes(graph: Graph, ranks: int, target: Target) -> tuple[int, int]:
     """Weights and states of one rank, without padding."""
-    local = Shard(ranks=ranks).apply(graph, DecisionLog()).graph
+    local = Shard(ranks=ranks).apply(graph, DecisionLog(), target=target).graph
     weights = sum(one.type.bytes * one.instances for one in local.params.values())
     states = sum(one.type.bytes * one.instances * local.batch for one in local.states.values())
     return weights, states
@@ -251,7 +266,7 @@ def smallest_topology(graph: Graph, target: Target) -> str | None:
     """The topology with the fewest devices whose memory holds one rank's weights and states."""
     for topology in target.topologies:
         try:
-            held = sum(_held_bytes(graph, topology.devices))
+            held = sum(_held_bytes(graph, topology.devices, target))
         except ShardingError:
             continue
         if held <= target.hbm.usable_bytes:

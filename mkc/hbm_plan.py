@@ -16,6 +16,7 @@ from mkc.ir import ops
 from mkc.ir.graph import Block
 from mkc.ir.graph import Graph
 from mkc.ir.graph import Node
+from mkc.ir.graph import StateKind
 from mkc.ir.types import DType
 from mkc.passes.pipeline import Lowered
 from mkc.schedule.program import Operand
@@ -79,6 +80,7 @@ def hbm_plan(
     prefill_rows: int,
     prefill_bytes: int | None = None,
     kernel_bytes: int | None = None,
+    prompts: Graph | None = None,
 ) -> HbmPlan:
     """Plans one device.
 
@@ -86,6 +88,7 @@ def hbm_plan(
       prefill_rows: of the largest prefill program.
       prefill_bytes: what that program needs besides weights and states, if a compiler has said it.
       kernel_bytes: the same of the kernel, whose logits and masks may be in it.
+      prompts: graph of one rank that reads prompts, None for the kernel's own.
     """
     program = lowered.program
 
@@ -94,7 +97,7 @@ def hbm_plan(
 
     held = {"tape", "page", "narrow", "table", "state", "cache"}
     inputs = {one.role for one in program.operands} - held
-    computed = prefill_workspace(lowered.steps.sharded.graph, prefill_rows)
+    computed = prefill_workspace(prompts or lowered.steps.sharded.graph, prefill_rows)
     parts = (
         ("weight tape", operands("tape"), SHAPES),
         ("other weights", operands("page", "narrow", "table"), SHAPES),
@@ -108,7 +111,7 @@ def hbm_plan(
             computed if prefill_bytes is None else prefill_bytes,
             COMPUTED if prefill_bytes is None else COMPILED,
         ),
-        ("one saved slot", saved_slot_bytes(program, prefill_rows), SHAPES),
+        ("one saved slot", saved_slot_bytes(lowered, prefill_rows), SHAPES),
     )
     return HbmPlan(
         target=target.name,
@@ -147,19 +150,29 @@ def _value_bytes(node: Node, graph_rows: int, rows: int, outputs: set[str]) -> i
     return lanes * rows * F32_BYTES
 
 
-def saved_slot_bytes(program: Program, rows: int) -> int:
+def saved_slot_bytes(lowered: Lowered, rows: int) -> int:
     """What one slot remembers, with `rows` positions, on its way to the host or back.
 
-    The prefix cache keeps it on the host.
+    The prefix cache keeps it on the host. Kept rows are committed before, and not saved.
     """
+    program = lowered.program
+    kept = _kept_rows(lowered)
     found = 0
     for one in program.operands:
         size = prod(one.shape) * one.dtype.bytes
         if one.role == "cache":
             found += size * min(rows, program.context) // (program.batch * program.context)
-        elif one.role == "state":
+        elif one.role == "state" and one.name not in kept:
             found += size // program.batch
     return found
+
+
+def _kept_rows(lowered: Lowered) -> set[str]:
+    """Operands of rows that a round keeps for the next one."""
+    states = lowered.steps.sharded.full.states
+    streams = lowered.residency.streams.state_of
+    names = {streams[key] for key, one in states.items() if one.kind is StateKind.KEPT}
+    return {one.array for one in lowered.program.streams if one.name in names}
 
 
 def _padded(operand: Operand, target: Target) -> int:
@@ -174,4 +187,4 @@ def _logits_bytes(program: Program) -> int:
 
 
 def _emitted_bytes(program: Program) -> int:
-    return program.rounds_per_launch * program.batch * DType.I32.bytes
+    return program.rounds_per_launch * program.rows * DType.I32.bytes

@@ -8,14 +8,21 @@ from typing import Any
 
 from mkc.codegen_pallas.aot import AotResult
 from mkc.hbm_plan import hbm_plan
+from mkc.ir.types import DType
 from mkc.passes.pipeline import Lowered
 from mkc.plan.form import DIGEST
 from mkc.plan.form import PLAN_VERSION
 from mkc.plan.form import digest
 from mkc.plan.form import plain
 from mkc.prompt_blocks import block_sizes
+from mkc.schedule.program import TAPE_LANES
+from mkc.schedule.program import Loop
+from mkc.schedule.program import MatmulPhase
+from mkc.schedule.program import NarrowMatmulPhase
 from mkc.schedule.program import Operand
+from mkc.schedule.program import Phase
 from mkc.schedule.program import Program
+from mkc.schedule.round_phases import AcceptPhase
 from mkc.schedule.simulate import PhaseCycles
 from mkc.schedule.simulate import Prediction
 from mkc.schedule.verify import Proof
@@ -46,28 +53,58 @@ def stream_bytes(lowered: Lowered) -> dict[str, int]:
     """Bytes one rank moves per step.
 
     `tape`: all weights, small vectors included. `padding`: what of it the checkpoint does not have.
-    `kv`: caches read up to a full context. `state`: recurrent and convolution states, both ways.
+    `draft`: of the tape, what comes behind the acceptance of a round, for the next drafts. `kv`:
+    caches read up to a full context. `state`: recurrent and convolution states, both ways.
     """
     program = lowered.program
     sharded = lowered.steps.sharded
-    tables = {
-        node.operands[1] for node in sharded.graph.body.nodes() if node.op.mnemonic == "embed"
-    }
-    readers = {
-        name
-        for node in sharded.graph.body.nodes()
-        if node.op.mnemonic != "embed"
-        for name in node.operands
-    }
+    tables = {one.param for one in program.operands if one.role == "table"}
     tape = sum(operand_bytes(one) for one in program.operands if one.role in WEIGHT_ROLES)
     useful = sum(
         param.type.bytes * param.instances
         for key, param in sharded.graph.params.items()
-        if key not in tables or key in readers
+        if key not in tables
     )
+    # Weights that lie on the tape twice are read twice.
+    again = [sharded.graph.params[key] for key in _read_again(program)]
+    useful += sum(param.type.bytes * param.instances for param in again)
     cache = sum(operand_bytes(one) for one in program.operands if one.role == "cache")
     state = sum(operand_bytes(one) for one in program.operands if one.role == "state")
-    return {"tape": tape, "padding": tape - useful, "kv": cache, "state": 2 * state}
+    return {
+        "tape": tape,
+        "padding": tape - useful,
+        "draft": draft_bytes(program),
+        "kv": cache,
+        "state": 2 * state,
+    }
+
+
+def draft_bytes(program: Program) -> int:
+    """Tape bytes behind the acceptance of a round; 0 where nothing is accepted."""
+    rows, accepted = 0, False
+
+    def visit(body: tuple[Phase | Loop, ...], executions: int) -> None:
+        nonlocal rows, accepted
+        for item in body:
+            if isinstance(item, Loop):
+                visit(item.body, executions * item.count)
+            elif isinstance(item, MatmulPhase) and accepted:
+                rows += executions * item.tape_rows
+            accepted = accepted or isinstance(item, AcceptPhase)
+
+    visit(program.body, 1)
+    return rows * TAPE_LANES * DType.BF16.bytes
+
+
+def _read_again(program: Program) -> list[str]:
+    """Parameters of matmuls that have been read by an earlier one."""
+    pieces = [
+        piece.param
+        for phase in program.phases()
+        if isinstance(phase, MatmulPhase | NarrowMatmulPhase)
+        for piece in phase.pieces
+    ]
+    return [key for number, key in enumerate(pieces) if key in pieces[:number]]
 
 
 def report_document(

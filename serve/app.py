@@ -23,6 +23,7 @@ from serve.outcome import ClientGoneError
 from serve.outcome import no_answer
 from serve.route import Handler
 from serve.route import Route
+from serve.routes import page
 from serve.routes import state
 from serve.routes.chat import chat_completions
 from serve.routes.completions import completions
@@ -89,12 +90,17 @@ ROUTES = (
 )
 
 
+PAGE = (("/", page.index), ("/static/{name}", page.static))  # for people, not for clients
+
+
 def make_app(server: Server) -> FastAPI:
     """The application of a server. It needs nothing from the network to describe itself."""
     app = FastAPI(title="mkc serve", version=version(DISTRIBUTION), docs_url=None, redoc_url=None)
     for route in ROUTES:
         for path in route.paths:
             app.add_route(path, _bound(route.handler, server), methods=[route.method])
+    for path, handler in PAGE:
+        app.add_route(path, _bound(handler, server), methods=["GET"], include_in_schema=False)
     app.add_exception_handler(MkcError, _refuse)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientGoneError, _nobody)

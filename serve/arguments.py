@@ -44,12 +44,12 @@ class Argument:
     values: tuple[Value, ...]
 
 
-def arguments_of(tool: Tool, place: int, *, no_text: str) -> list[Argument]:
+def arguments_of(tool: Tool, place: int, *, ends_name: str) -> list[Argument]:
     """The arguments of a tool in the order of its schema; one without properties has none.
 
     Args:
       place: of the tool in the request, for messages.
-      no_text: what no name may contain, since it ends names.
+      ends_name: what stands behind names, so that none may contain it.
 
     Raises:
       RequestFieldError: a name that cannot be written, or, for a strict tool, a schema that cannot
@@ -57,7 +57,7 @@ def arguments_of(tool: Tool, place: int, *, no_text: str) -> list[Argument]:
     """
     where = f"tools[{place}].function"
     root = tool.function.parameters or {}
-    _check_name(tool.function.name, f"{where}.name", no_text)
+    _check_name(tool.function.name, f"{where}.name", ends_name)
     properties, required = root.get("properties") or {}, root.get("required") or ()
     for name, value, kind in (
         ("properties", properties, Mapping),
@@ -72,7 +72,7 @@ def arguments_of(tool: Tool, place: int, *, no_text: str) -> list[Argument]:
     found = []
     for key, schema in properties.items():
         field = f"{where}.parameters.properties.{key[:64]}"
-        _check_name(key, field, no_text)
+        _check_name(key, field, ends_name)
         values = _values(schema, root, strict=bool(tool.function.strict), field=field)
         found.append(Argument(key=key, required=key in required, values=values))
     return found
@@ -83,29 +83,35 @@ def _values(
 ) -> tuple[Value, ...]:
     kinds = value_types(schema, root)
     given: Mapping[str, Any] = schema if isinstance(schema, Mapping) else {}
-    others = tuple(one for one in kinds if one != STRING)
-    found = []
-    if STRING in kinds:
+    if kinds == (STRING,):
         if strict:
             _check_text(given, field)
-        found.append(_text(given, alone=not others))
-    if others:
-        rest = {key: root[key] for key in DEFINITIONS if key in root}
-        whole = {**given, **rest} if not found else {"type": list(others)}
-        part = schema_part(whole, lenient=not strict)
-        found += [Value(kind=one, schema=part) for one in others]
+        return (_text(given),)
+    found = [Value(kind=STRING)] if STRING in kinds else []
+    for kind in kinds:
+        if kind != STRING:
+            found.append(Value(kind=kind, schema=_json(given, root, kind, len(kinds) == 1, strict)))
     return tuple(found)
 
 
-def _text(schema: Mapping[str, Any], *, alone: bool) -> Value:
+def _json(
+    schema: Mapping[str, Any], root: Mapping[str, Any], kind: str, alone: bool, strict: bool
+) -> Part:
+    """JSON of one kind; all of the schema counts where there is no other kind."""
+    definitions = {key: root[key] for key in DEFINITIONS if key in root}
+    whole = {**schema, **definitions} if alone else {"type": kind}
+    return schema_part(whole, lenient=not strict)
+
+
+def _text(schema: Mapping[str, Any]) -> Value:
     choices = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(choices, list):
         texts = [one for one in choices if isinstance(one, str)]
-        return Value(kind=STRING, texts=texts)
+        return Value(kind=STRING, texts=texts or None)
     least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-    if not alone or (least, most) == (0, ""):
+    if not all(isinstance(one, int) and one >= 0 for one in (least, most or 0)):
         return Value(kind=STRING)
-    return Value(kind=STRING, repeats=f"{{{least},{most}}}")
+    return Value(kind=STRING, repeats="*" if (least, most) == (0, "") else f"{{{least},{most}}}")
 
 
 def _check_text(schema: Mapping[str, Any], field: str) -> None:
@@ -118,10 +124,10 @@ def _check_text(schema: Mapping[str, Any], field: str) -> None:
             )
 
 
-def _check_name(name: str, field: str, no_text: str) -> None:
-    if not name.strip() or any(one in name for one in ("\n", '"', no_text)):
+def _check_name(name: str, field: str, ends_name: str) -> None:
+    if not name.strip() or any(one in name for one in ("\n", '"', ends_name)):
         raise RequestFieldError(
             field=field,
             problem=f"has a name that a call cannot have ({name[:64]!r})",
-            expected=f"one without line ends, '\"' and '{no_text}'",
+            expected=f"one without line ends, '\"' and '{ends_name}'",
         )

@@ -157,12 +157,12 @@ def calls_of(
     choice: Literal["auto", "none", "required"] | NamedTool | None,
     parallel: bool | None,
     *,
-    content: bool,
+    with_content: bool,
 ) -> Calls | None:
     """The calls that a request asks for, or has to be kept to.
 
     Args:
-      content: the answer has a form, so that calls have to be told from it.
+      with_content: the answer has a form, so that calls have to be told from it.
 
     Raises:
       RequestFieldError: a tool that there is not.
@@ -186,6 +186,6 @@ def calls_of(
             )
         return Calls(tools=known, needed=True, several=parallel is not False)
     strict = any(one.function.strict for one in tools)
-    if known and (strict or content or parallel is False):
+    if known and (strict or with_content or parallel is False):
         return Calls(tools=known, needed=False, several=parallel is not False)
     return None

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from json import dumps
 from json import loads
+from math import ceil
+from re import escape
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,10 @@ from mkc.runtime.shards import Array
 type Part = Mapping[str, Any]  # a grammar of its own: its Lark text, or a JSON schema
 
 SPACES = "[ ]?"  # between the parts of JSON; more would let a model write spaces without end
+WORD_BITS = 32
+# For expressions of a grammar, a quarter of what `llguidance` takes by itself: with that, one such
+# as (a{1000}){1000} is found to be too large only after a second, in which no sequence goes on.
+LEXER_FUEL = 250_000
 TEXT = r"(.|\n)"  # any character, in a regular expression
 ANY_JSON_OBJECT: Mapping[str, Any] = {"type": "object"}
 
@@ -55,6 +61,11 @@ def literal(text: str) -> str:
     return dumps(text, ensure_ascii=False)
 
 
+def pattern(text: str) -> str:
+    """A text that stands for itself in a regular expression."""
+    return escape(text).replace("/", r"\/")
+
+
 class Rules:
     """A grammar whose rules refer to parts."""
 
@@ -63,7 +74,7 @@ class Rules:
         self._parts: list[Part] = []
 
     def add(self, name: str, expression: str) -> str:
-        """Adds a rule, unless it is there; returns its name."""
+        """Adds a rule; returns its name. A name that ends with `[lazy]` ends as early as it can."""
         self._rules[name] = expression
         return name.partition("[")[0]
 
@@ -89,12 +100,14 @@ def problem(part: Part, words: LLTokenizer) -> str:
 class GrammarConstraint:
     """Allows the tokens that continue an output as its grammar says."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, *, vocab: int) -> None:
         self._matcher = matcher
+        self._words = ceil(vocab / WORD_BITS)
 
     def mask(self) -> Array:
         """See `TokenConstraint`. A grammar that has become too complex allows nothing."""
-        words = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
+        bits = self._matcher.compute_bitmask()  # with one bit more than there are tokens
+        words = np.frombuffer(bits, np.uint32)[: self._words]
         return np.zeros_like(words) if self._matcher.is_error() else words
 
     def take(self, token: int) -> None:
@@ -103,16 +116,22 @@ class GrammarConstraint:
 
 def constraint(grammar: str, words: LLTokenizer) -> GrammarConstraint:
     """A constraint at the beginning of an output. Raises `ValueError` for a wrong grammar."""
-    return GrammarConstraint(_compiled(grammar, words).deep_copy())
+    return GrammarConstraint(_compiled(grammar, words).deep_copy(), vocab=words.vocab_size)
 
 
 @lru_cache(maxsize=64)
 def _compiled(grammar: str, words: LLTokenizer) -> LLMatcher:
     found = LLMatcher(words, grammar, log_level=0, limits=_limits())
+    begins = any(found.compute_bitmask())  # also done here because the first time takes longest
     if found.is_error():
         raise ValueError(found.get_error().partition("\n")[0][:200])
+    if not begins:
+        raise ValueError("no text is of this form")
     return found
 
 
 def _limits() -> LLParserLimits:
-    return LLParserLimits(verbose_errors=False)  # they hold what the output has been so far
+    return LLParserLimits(
+        initial_lexer_fuel=LEXER_FUEL,
+        verbose_errors=False,  # they hold what the output has been so far
+    )

@@ -36,6 +36,7 @@ class Metrics:
 
     Attributes:
       acceptance: rounds of a sequence that accepted 0, 1, ... drafts.
+      rounds: that have run.
       round_seconds: measured time of a round, the mean of the last turn; 0 before the first one.
     """
 
@@ -43,6 +44,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.model_name = ""
         self.acceptance: list[int] = []
+        self.rounds = 0
         self.round_seconds = 0.0
         self._seen_drafted = 0
         self._seen_cache = (0, 0)
@@ -114,6 +116,7 @@ class Metrics:
         """
         name = self.model_name
         if times.rounds:
+            self.rounds += times.rounds
             self.round_seconds = times.round_seconds / times.rounds
             self._round.labels(name).observe(self.round_seconds)
         if generator.drafted != self._seen_drafted:

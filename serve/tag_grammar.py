@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from re import escape
-from typing import Any
-
 from mkc.runtime.text import Prompt
 from mkc.runtime.text import TagFormat
 from serve.arguments import Argument
@@ -27,6 +23,12 @@ def tag_grammar(tags: TagFormat, form: Form, prompt: Prompt) -> str:
 
 
 class _Writer:
+    """Expressions of the parts of an output, and the rules that they refer to.
+
+    A rule of text that goes on until a tag is lazy, or fits nothing that has the tag before its
+    end: a rule that could go on behind a tag would hide what the tag means.
+    """
+
     def __init__(self, tags: TagFormat) -> None:
         self.rules = Rules()
         self._tags = tags
@@ -36,75 +38,63 @@ class _Writer:
         tags = self._tags
         if not tags.reasoning_close or prompt.text.rstrip().endswith(tags.reasoning_close):
             return ""
+        gap = self.rules.add("gap", r"/\n{0,2}/")
         end = f"{TEXT}*{pattern(tags.reasoning_close)}"
         if prompt.opens_reasoning:
-            return self.rules.add("thought[lazy]", f"/{end}/") + " gap"
-        self.rules.add("thought[lazy]", f"/{pattern(tags.reasoning_open)}{end}/")
-        return "(thought gap)?"
+            return f"{self.rules.add('thought[lazy]', f'/{end}/')} {gap}"
+        thought = self.rules.add("thought[lazy]", f"/{pattern(tags.reasoning_open)}{end}/")
+        return f"({thought} {gap})?"
 
     def answer(self, form: Form) -> str:
-        self.rules.add("gap", r"/\n{0,2}/")
+        """What follows the thought."""
         content = None if form.content is None else self.rules.part(form.content)
-        calls = form.calls
-        if calls is None:
+        if form.calls is None:
             return content or self._text()
-        if calls.needed:
-            return self._calls(calls)
+        calls = self._calls(form.calls)
+        if form.calls.needed:
+            return calls
         if content is not None:
-            return f"({content} | {self._calls(calls)})"
-        return f"({self._text()} | {self._text_and_calls(calls)})"
+            return f"({content} | {calls})"
+        return f"({self._text()} | {self._text_and_calls(form.calls)})"
 
     def _text(self) -> str:
-        """Text that is no thought; a lazy rule that fits its beginning comes before it."""
+        """Text that is no thought."""
         return self.rules.add("TEXT", f"/{TEXT}*/{self._no_thought()}")
-
-    def _text_and_calls(self, calls: Calls) -> str:
-        opening = pattern(self._tags.call_open)
-        lead = self.rules.add("lead[lazy]", f"/{TEXT}*{opening}/{self._no_thought()}")
-        rest = f"{literal(self._line_behind('call_open'))} call"
-        more = f"({literal(self._line_before_call())} call)*" if calls.several else ""
-        self._call_rule(calls)
-        return f"{lead} {rest} {more}"
 
     def _no_thought(self) -> str:
         opening = self._tags.reasoning_open
         return f" & ~/{pattern(opening)}{TEXT}*/" if opening else ""
 
     def _calls(self, calls: Calls) -> str:
-        self._call_rule(calls)
-        first = literal(self._line_before_call().lstrip())
-        more = f"({literal(self._line_before_call())} call)*" if calls.several else ""
-        return f"{first} call {more}"
-
-    def _line_before_call(self) -> str:
-        return f"\n{self._tags.call_open}\n"
-
-    def _line_behind(self, name: str) -> str:
-        return "\n"
-
-    def _call_rule(self, calls: Calls) -> None:
-        """What stands behind the opening tag and its line end."""
-        tags = self._tags
-        bodies = [self._body(place, tool) for place, tool in calls.tools.items()]
-        end = literal(f"{tags.function_close}\n{tags.call_close}")
+        opening = f"{self._tags.call_open}\n"
+        bodies = [self._body(place, one) for place, one in calls.tools.items()]
+        end = literal(f"{self._tags.function_close}\n{self._tags.call_close}")
         self.rules.add("call", f"({' | '.join(bodies)}) {end}")
+        more = self.rules.add("more", f"({literal(f'\n{opening}')} call)*")
+        return f"{literal(opening)} call" + (f" {more}" if calls.several else "")
+
+    def _text_and_calls(self, calls: Calls) -> str:
+        """Text, and calls behind it: from an opening tag on, only a call can follow."""
+        lead = f"/{TEXT}*{pattern(self._tags.call_open)}/{self._no_thought()}"
+        self.rules.add("lead[lazy]", lead)
+        return 'lead "\\n" call' + (" more" if calls.several else "")
 
     def _body(self, place: int, tool: Tool) -> str:
+        """A function with its arguments, up to its end tag."""
         tags = self._tags
         begin = literal(f"{tags.function_open}{tool.function.name}{tags.name_end}\n")
         arguments = [
-            self._argument(f"t{place}v{number}", one)
-            for number, one in enumerate(arguments_of(tool, place, no_text=tags.name_end))
+            self._argument(f"t{place}a{number}", one)
+            for number, one in enumerate(arguments_of(tool, place, ends_name=tags.name_end))
         ]
         return self.rules.add(f"t{place}", " ".join([begin, *arguments]))
 
     def _argument(self, name: str, argument: Argument) -> str:
-        tags = self._tags
-        begin = literal(f"{tags.parameter_open}{argument.key}{tags.name_end}\n")
+        begin = f"{self._tags.parameter_open}{argument.key}{self._tags.name_end}\n"
         values = [
-            self._value(f"{name}k{number}", value) for number, value in enumerate(argument.values)
+            self._value(f"{name}v{number}", one) for number, one in enumerate(argument.values)
         ]
-        self.rules.add(name, f'{begin} ({" | ".join(values)}) "\\n"')
+        self.rules.add(name, f'{literal(begin)} ({" | ".join(values)}) "\\n"')
         return name if argument.required else f"{name}?"
 
     def _value(self, name: str, value: Value) -> str:
@@ -116,5 +106,4 @@ class _Writer:
         if value.schema is not None:
             return f"{self.rules.part(value.schema)} {end}"
         text = f"/{TEXT}{value.repeats}\\n{pattern(close)}/"
-        ends_once = f"~/{TEXT}*{pattern(close)}{TEXT}+/"
-        return self.rules.add(f"{name.upper()}", f"{text} & {ends_once}")
+        return self.rules.add(name.upper(), f"{text} & ~/{TEXT}*{pattern(close)}{TEXT}+/")

@@ -18,12 +18,18 @@ from mkc.hbm_plan import HbmPlan
 from mkc.hbm_plan import hbm_plan
 from mkc.hbm_plan import saved_slot_bytes
 from mkc.ir.token_masks import with_token_masks
+from mkc.passes.p10_shard import Shard
 from mkc.passes.pipeline import Lowered
 from mkc.report import rank_bytes
 from mkc.runtime.backends import open_kernel
+from mkc.schedule.decisions import DecisionLog
 from mkc.targets import load_target
 from models.qwen38 import MODEL
 from tests.goldens import golden_case
+from tests.runtime.rounds_backends import LANE
+from tests.runtime.rounds_backends import ROUNDS
+from tests.runtime.rounds_backends import lowered_round
+from tests.runtime.rounds_backends import scheme_of
 
 CONFIG = Path(__file__).parents[1] / "models" / MODEL.default_config
 GIB, MIB = 1 << 30, 1 << 20
@@ -81,9 +87,25 @@ def test_the_computed_workspace_grows_with_the_rows() -> None:
 
 def test_a_saved_slot_has_its_share_of_every_state() -> None:
     """All slots together with all positions are all states."""
-    program = lower_graph(golden_case("qwen38_lane").graph(batch=8), load_target("tpu7x:1x1x1"))
-    _, states = rank_bytes(program.program)
-    assert 8 * saved_slot_bytes(program.program, 128) == states
+    found = lower_graph(golden_case("qwen38_lane").graph(batch=8), load_target("tpu7x:1x1x1"))
+    _, states = rank_bytes(found.program)
+    assert 8 * saved_slot_bytes(found, 128) == states
+
+
+def test_a_kernel_of_rounds() -> None:
+    """Prompts have a graph of their own, with one LM head for the last rows; kept rows are no part
+    of a saved slot; each round may emit all of its rows."""
+    found, target = lowered_round(LANE, ranks=2, batch=2), load_target("tpu7x:1x1x1")
+    scheme = scheme_of(LANE, batch=2)
+    shard = Shard(ranks=2).apply(scheme.prefill, DecisionLog(), like=found.steps.sharded)
+    plan = sizes(hbm_plan(found, target, prefill_rows=64, prompts=shard.graph))
+    own = sizes(hbm_plan(found, target, prefill_rows=64))
+    assert plan["prefill workspace"] < own["prefill workspace"]
+    assert plan["logits"] == 2 * 8 * 1024 * 4
+    assert plan["inputs and tokens"] >= 4 * ROUNDS * 2 * 8
+    kept = 3 * 2 * 8 * (640 * 2 + (128 + 384 + 128) * 4)  # layers, sequences, rows, lanes
+    _, states = rank_bytes(found.program)
+    assert 2 * saved_slot_bytes(found, 128) == states - kept
 
 
 def test_a_model_that_does_not_fit_is_refused_with_the_parts() -> None:

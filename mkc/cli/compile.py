@@ -15,8 +15,10 @@ from mkc.cli.output import emit_text
 from mkc.cli.output import json_text
 from mkc.cli.output import write_folder
 from mkc.cli.progress import working
+from mkc.cli.speculation import NONE
 from mkc.cli.speculation import SpecOption
-from mkc.cli.speculation import refuse_in_kernel
+from mkc.cli.speculation import check_scheme
+from mkc.cli.speculation import round_graph
 from mkc.cli.summary import print_summary
 from mkc.codegen_pallas.aot_stages import compiler_stages
 from mkc.driver import LARGEST_BATCH
@@ -66,8 +68,12 @@ def compile_command(
     ] = None,
     passes: Annotated[str, typer.Option(help="Options of the passes, as text.")] = "",
     spec: SpecOption = None,
+    draft: Annotated[
+        Path | None,
+        typer.Option(help="Drafter's config.json, or a checkpoint folder with one."),
+    ] = None,
     rounds_per_launch: Annotated[
-        int, typer.Option(min=1, help="Decode steps that one launch may run.")
+        int, typer.Option(min=1, help="Decode steps, or rounds, that one launch may run.")
     ] = 1,
     logits: Annotated[bool, typer.Option(help="The kernel returns the logits too.")] = False,
     token_masks: Annotated[
@@ -88,7 +94,6 @@ def compile_command(
 
     Writes kernel.py, plan.json, report.json, graph.txt and program.txt.
     """
-    refuse_in_kernel(spec)
     load_target(target)  # what is wrong with the request is said before the long work starts
     if not 1 <= batch <= LARGEST_BATCH:
         raise BatchError(batch=batch, limit=LARGEST_BATCH)
@@ -96,11 +101,18 @@ def compile_command(
         raise ContextError(
             context=context, expected="at least one position", hint="Choose a larger --context"
         )
-    folder = out or default_folder(model, target, batch, context)
+    check_scheme(spec, None if draft is None else str(draft))
+    drafting = spec is not None and spec != NONE
+    name = f"{model}-{spec}" if drafting else model
+    folder = out or default_folder(name, target, batch, context)
     if emit is None:
         check_folder(folder)
 
     def graph_of(sequences: int) -> Graph:
+        if spec is not None and drafting:
+            return round_graph(
+                model, spec, draft, batch=sequences, context=context, config_path=config
+            )
         return model_graph(model, batch=sequences, context=context, config_path=config)
 
     request = CompileRequest(

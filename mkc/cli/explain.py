@@ -36,15 +36,16 @@ def explain_command(
         typer.echo(json_text({"decisions": [_document(one) for one in found]}), nl=False)
         return
     console = Console(highlight=False)
+    unit = plan.unit
     if name is None:
         console.print(_table(found))
-        console.print("\nWeight: predicted time of a step that a decision governs or saves.")
+        console.print(f"\nWeight: predicted time of a {unit} that a decision governs or saves.")
         console.print(f"`mkc explain {escape(str(folder))} NAME` says why.")
         return
     for index, one in enumerate(found):
         if index:
             console.print()
-        for line in _lines(one):
+        for line in _lines(one, unit):
             console.print(line, soft_wrap=True)
 
 
@@ -70,7 +71,7 @@ def _table(found: tuple[Weighed, ...]) -> Table:
     return table
 
 
-def _lines(one: Weighed) -> Iterator[str]:
+def _lines(one: Weighed, unit: str) -> Iterator[str]:
     decision = one.decision
     yield f"[bold]{escape(decision.id)}[/bold], decided by pass {escape(decision.passed)}"
     yield f"  chosen       {escape(decision.chosen)}"
@@ -79,10 +80,11 @@ def _lines(one: Weighed) -> Iterator[str]:
         yield f"  alternative  {escape(choice)}: {escape(why)}"
     if not decision.rejected:
         yield "  alternative  none was considered"
-    where = f"phases {', '.join(one.phases)}" if one.phases else "the whole step"
+    where = f"phases {', '.join(one.phases)}" if one.phases else f"the whole {unit}"
     yield (
         f"  weight       predicted {one.weight_us:.1f} us: {where}, {one.bytes / MEGABYTE:.1f} MB "
-        f"a step and rank"
+        f"a {unit} and rank"
     )
     if one.saved_us is not None:
-        yield f"  saving       predicted {one.saved_us:.1f} us a step against the best alternative"
+        saved = f"{one.saved_us:.1f} us a {unit}"
+        yield f"  saving       predicted {saved} against the best alternative"

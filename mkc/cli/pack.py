@@ -19,15 +19,21 @@ from rich.progress import TransferSpeedColumn
 
 from mkc.cli.lookup import model_graph
 from mkc.cli.speculation import DraftOption
+from mkc.cli.speculation import SpecOption
+from mkc.cli.speculation import check_scheme
+from mkc.cli.speculation import round_graph
+from mkc.cli.speculation import wanted_drafter
 from mkc.driver import choose_topology
 from mkc.driver import lower_graph
-from mkc.errors import NoDraftsError
 from mkc.runtime.checkpoint import Checkpoint
 from mkc.runtime.checkpoint import CheckReport
 from mkc.runtime.container import PackResult
 from mkc.runtime.container import load_packed
 from mkc.runtime.container import pack
 from mkc.runtime.layout import pack_layout
+from mkc.runtime.manifest import drafter_identity
+from mkc.runtime.pair import check_pair
+from mkc.runtime.pair import paired
 
 GIGABYTE = 1_000_000_000
 # The packed bytes are the same for every batch and context; a short one fits every target.
@@ -41,6 +47,7 @@ def pack_command(
         str, typer.Option(help="Checkpoint folder, or OWNER/NAME of the Hugging Face hub.")
     ],
     out: Annotated[Path, typer.Option(help="Folder to write; continued when it is not finished.")],
+    spec: SpecOption = None,
     draft: DraftOption = None,
     target: Annotated[
         str, typer.Option(help="GENERATION or GENERATION:TOPOLOGY, see `mkc targets`.")
@@ -67,20 +74,29 @@ def pack_command(
 
     Run it again to continue after a kill or a full disk. HF_HUB_OFFLINE=1 keeps it off the network.
     """
-    if draft is not None:
-        raise NoDraftsError(what="the kernel", hint="Pack without --draft")
+    check_scheme(spec, draft)
     checkpoint = Checkpoint.open(weights, revision=revision)
-    graph = model_graph(
-        model, batch=BATCH, context=CONTEXT, config_path=config or checkpoint.folder
-    )
-    found = checkpoint.check(graph, strict=strict)
+    source = config or checkpoint.folder
+    drafter = wanted_drafter(spec, draft, folder=checkpoint.folder, by_default=False)
+    identity: tuple[str, ...] = ()
+    if drafter is None:
+        graph = model_graph(model, batch=BATCH, context=CONTEXT, config_path=source)
+        found = checkpoint.check(graph, strict=strict)
+    else:
+        drafts = Checkpoint.open(drafter.checkpoint)
+        graph = round_graph(
+            model, drafter.name, drafts.folder, batch=BATCH, context=CONTEXT, config_path=source
+        )
+        found = check_pair(graph, checkpoint, drafts, strict=strict)
+        identity = drafter_identity(drafter.name, drafts.config)
+        checkpoint = paired(checkpoint, drafts)
     lowered = lower_graph(graph, choose_topology(graph, target, tp), tp=tp, passes=passes)
     total = pack_layout(lowered).bytes
     with progress_bar("packing", total, quiet=quiet) as bar:
-        result = pack(checkpoint, lowered, out, progress=bar.advance)
+        result = pack(checkpoint, lowered, out, drafter=identity, progress=bar.advance)
     if verify:
         with progress_bar("verifying", total, quiet=quiet) as bar:
-            load_packed(out, lowered).verify(bar.advance)
+            load_packed(out, lowered, identity).verify(bar.advance)
     _warn(result)
     if not quiet:
         _summary(found, result, ranks=lowered.program.ranks, folder=out)

@@ -29,8 +29,10 @@ from mkc.cli.generation import StartTimeoutOption
 from mkc.cli.generation import TargetOption
 from mkc.cli.generation import TpOption
 from mkc.cli.generation import cache_folder
+from mkc.cli.generation import kernel_choice
 from mkc.cli.generation import launch_of
 from mkc.cli.generation import open_session
+from mkc.cli.served_pictures import pictures_of
 from mkc.cli.speculation import DraftOption
 from mkc.cli.speculation import SpecOption
 from mkc.errors import ServerOptionError
@@ -271,6 +273,7 @@ def served(session: Session, choice: ModelChoice, names: list[str]) -> ServedMod
         vmem_bytes=session.vmem_bytes,
         step_floor_us=session.step_floor_us,
         prefix_cache=generator.prefix_cache,
+        pictures=pictures_of(generator.backend, kernel_choice(choice)),
     )
 
 

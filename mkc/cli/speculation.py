@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Annotated
-from typing import Any
 
 import typer
 
+from mkc.cli.kernel_choice import KernelChoice
 from mkc.cli.lookup import CONFIG_NAME
 from mkc.cli.lookup import PACKAGE
+from mkc.cli.lookup import config_file
 from mkc.cli.lookup import naming
+from mkc.cli.lookup import package_folder
+from mkc.cli.lookup import read_config
 from mkc.cli.lookup import registered_models
+from mkc.errors import ConfigError
 from mkc.errors import NoDraftsError
 from mkc.errors import SchemeOptionError
+from mkc.ir.graph import Graph
 from mkc.model import Drafter
 from mkc.runtime.backends.opening import OpenedBackend
+from mkc.runtime.backends.opening_speculative import open_kernel_rounds
 from mkc.runtime.backends.opening_speculative import open_speculative
 from mkc.runtime.checkpoint import Checkpoint
+from mkc.spec import Round
 from mkc.spec import block_round
 
 REGISTERED = "DRAFTER"
 NONE = "none"
-REFERENCE = "reference"
+OWN_DRAFTER = "drafter"  # folder in a model's folder: the drafter that it brings
 
 SpecOption = Annotated[
     str | None, typer.Option(help="Speculative scheme: none, or the name of a drafter.")
@@ -45,88 +53,176 @@ def registered_drafters() -> dict[str, Drafter]:
     return found
 
 
-def wanted_drafter(
-    spec: str | None, draft: str | None, *, backend: str, distributed: bool = False
-) -> Drafter | None:
-    """The drafter that the options name; None for decoding without one.
+@dataclass(frozen=True, kw_only=True)
+class DraftChoice:
+    """A registered drafter and its checkpoint, as the user or a model's folder names it."""
+
+    name: str
+    checkpoint: str
+
+
+def check_scheme(spec: str | None, draft: str | None, *, distributed: bool = False) -> None:
+    """Refuses what is wrong with the options, whatever the model is.
 
     Args:
       distributed: several processes run the model.
 
     Raises:
-      SchemeOptionError: there is no such scheme, or its checkpoint is not named.
+      SchemeOptionError: there is no such scheme, or a checkpoint without a scheme.
       NoDraftsError: what is to run the model has no drafts.
     """
-    if spec is None and draft is None:
-        return None
-    drafters = registered_drafters()
-    if spec is None or (spec == NONE and draft is not None):
-        raise SchemeOptionError(
-            problem="--draft without a scheme that drafts", known=[NONE, *drafters]
-        )
-    if spec == NONE:
-        return None
-    if spec not in drafters:
-        raise SchemeOptionError(problem=f"unknown scheme '{spec}'", known=[NONE, *drafters])
-    if draft is None:
-        raise SchemeOptionError(
-            problem=f"--spec {spec} without --draft, the drafter's checkpoint",
-            known=[NONE, *drafters],
-        )
-    if backend != REFERENCE:
-        raise NoDraftsError(
-            what=f"the kernel, which --backend {backend} runs,",
-            hint=f"Choose --backend {REFERENCE}, or --spec {NONE}",
-        )
-    if distributed:
+    known = [NONE, *registered_drafters()]
+    if draft is not None and spec in (None, NONE):
+        raise SchemeOptionError(problem="--draft without a scheme that drafts", known=known)
+    if spec is not None and spec not in known:
+        raise SchemeOptionError(problem=f"unknown scheme '{spec}'", known=known)
+    if spec not in (None, NONE) and distributed:
         raise NoDraftsError(what="--distributed", hint=f"Leave it out, or choose --spec {NONE}")
-    return drafters[spec]
 
 
-def refuse_in_kernel(spec: str | None) -> None:
-    """For what makes a kernel, which decodes without drafts.
+def wanted_drafter(
+    spec: str | None, draft: str | None, *, folder: Path, by_default: bool = True
+) -> DraftChoice | None:
+    """The drafter that the options name, or that a model brings; None for decoding without one.
+
+    Args:
+      folder: of the model's checkpoint.
+      by_default: take the drafter in `folder` when no option says anything.
 
     Raises:
-      SchemeOptionError: there is no such scheme.
-      NoDraftsError: it drafts.
+      SchemeOptionError: the checkpoint is not named, and the model brings none.
     """
-    if spec is None or spec == NONE:
-        return
+    own = folder / OWN_DRAFTER
+    brought = (own / CONFIG_NAME).is_file()
+    if spec == NONE or (spec is None and not (brought and by_default)):
+        return None
+    if spec is None:
+        return DraftChoice(name=_drafter_of(own), checkpoint=str(own))
+    if draft is None and not brought:
+        raise SchemeOptionError(
+            problem=f"--spec {spec} without --draft, and {folder} has no folder '{OWN_DRAFTER}'",
+            known=[NONE, *registered_drafters()],
+        )
+    return DraftChoice(name=spec, checkpoint=draft or str(own))
+
+
+def _drafter_of(folder: Path) -> str:
+    """The first registered drafter that accepts the config of a checkpoint."""
     drafters = registered_drafters()
+    config = read_config(folder / CONFIG_NAME)
+    for name, drafter in sorted(drafters.items()):
+        with suppress(ConfigError):
+            drafter.load_config(config)
+            return name
+    raise SchemeOptionError(
+        problem=f"{folder} is a checkpoint of no drafter that is known", known=[NONE, *drafters]
+    )
+
+
+def round_graph(
+    model: str,
+    spec: str,
+    draft: Path | None,
+    *,
+    batch: int,
+    context: int,
+    config_path: Path | None,
+) -> Graph:
+    """The graph of a greedy round; arguments and errors as of `scheme_round`."""
+    found = scheme_round(
+        model, spec, draft, batch=batch, context=context, config_path=config_path, sampling=False
+    )
+    return found.graph
+
+
+def scheme_round(
+    model: str,
+    spec: str,
+    draft: Path | None,
+    *,
+    batch: int,
+    context: int,
+    config_path: Path | None,
+    sampling: bool,
+) -> Round:
+    """The round of a registered model and a drafter.
+
+    Args:
+      spec: name of the drafter.
+      draft: the drafter's config.json or checkpoint folder; None takes its default config.
+      config_path: of the model, as for `model_graph`.
+      sampling: rounds draw tokens; else they are greedy.
+
+    Raises:
+      SchemeOptionError: there is no such drafter, or the model is not a registered one.
+      MkcError: they build no graph together.
+    """
+    models, drafters = registered_models(), registered_drafters()
+    known = [NONE, *drafters]
     if spec not in drafters:
-        raise SchemeOptionError(problem=f"unknown scheme '{spec}'", known=[NONE, *drafters])
-    raise NoDraftsError(what="the kernel", hint=f"Compile with --spec {NONE}")
+        raise SchemeOptionError(problem=f"unknown scheme '{spec}'", known=known)
+    if model not in models:
+        raise SchemeOptionError(
+            problem=f"--spec {spec} with model '{model}', which no file registers", known=known
+        )
+    drafter = drafters[spec]
+    file = config_file(config_path or package_folder() / models[model].default_config)
+    draft_file = config_file(draft or package_folder() / drafter.default_config)
+    config, draft_config = read_config(file), read_config(draft_file)
+    with naming(draft_file):
+        drafter.load_config(draft_config)
+    with naming(file):
+        return block_round(
+            models[model],
+            config,
+            drafter,
+            draft_config,
+            batch=batch,
+            context=context,
+            sampling=sampling,
+        )
 
 
 def open_drafting(
-    drafter: Drafter,
-    draft: str,
+    draft: DraftChoice,
     model: str,
     target: Checkpoint,
     *,
     slots: int,
     context: int,
     rounds_per_launch: int,
+    kernel: KernelChoice | None = None,
 ) -> OpenedBackend:
     """Opens the drafter's checkpoint, and both of them as one backend.
 
     Args:
       model: a registered name.
+      kernel: what runs them; None for the reference backend.
 
     Raises:
       MkcError: something of them is missing or does not fit.
     """
-    models = registered_models()
-    if model not in models:
-        raise SchemeOptionError(
-            problem=f"--spec {drafter.name} with model '{model}', which no file registers",
-            known=[NONE, *registered_drafters()],
-        )
-    checkpoint = Checkpoint.open(draft)
-    draft_config: Mapping[str, Any] = checkpoint.config
-    with naming(Path(checkpoint.folder) / CONFIG_NAME):
-        drafter.load_config(draft_config)
-    scheme = block_round(
-        models[model], target.config, drafter, draft_config, batch=slots, context=context
+    checkpoint = Checkpoint.open(draft.checkpoint)
+    scheme = scheme_round(
+        model,
+        draft.name,
+        checkpoint.folder,
+        batch=slots,
+        context=context,
+        config_path=target.folder,
+        sampling=True,
     )
-    return open_speculative(scheme, target, checkpoint, rounds_per_launch=rounds_per_launch)
+    if kernel is None:
+        return open_speculative(scheme, target, checkpoint, rounds_per_launch=rounds_per_launch)
+    hardware, tp = kernel.place(scheme.graph)
+    return open_kernel_rounds(
+        kernel.name,
+        scheme,
+        target,
+        checkpoint,
+        hardware=hardware,
+        tp=tp,
+        rounds_per_launch=rounds_per_launch,
+        packed=kernel.packed,
+        say=kernel.say,
+    )

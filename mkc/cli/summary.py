@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from mkc.plan.weights import Weighed
 
+NONE = "none"  # the scheme without drafts, whose rounds are decode steps
 MEGABYTE = 1_000_000
 MIB = 1 << 20
 GIB = 1 << 30
@@ -39,11 +40,14 @@ def _rows(
     share = 100.0 * moved["padding"] / max(1, moved["tape"] - moved["padding"])
     yield "model", f"{report['model']}, scheme {report['scheme']}"
     yield "target", f"{report['target']}, {report['ranks']} ranks"
-    yield "step", f"batch {report['batch']}, rows {report['rows']}, context {report['context']}"
+    unit = "step" if report["scheme"] == NONE else "round"
+    yield unit, f"batch {report['batch']}, rows {report['rows']}, context {report['context']}"
     yield (
         "tape",
-        f"{moved['tape'] / MEGABYTE:.1f} MB per rank and step, {share:.2f} % of it padding",
+        f"{moved['tape'] / MEGABYTE:.1f} MB per rank and {unit}, {share:.2f} % of it padding",
     )
+    if moved["draft"]:
+        yield "", f"{moved['draft'] / MEGABYTE:.1f} MB of it for the next drafts"
     if moved["state"] or moved["kv"]:
         yield (
             "states",
@@ -63,7 +67,7 @@ def _rows(
         f"{hbm['total_bytes'] / GIB:.2f} of {hbm['limit_bytes'] / GIB:.2f} GiB of each device "
         "when it is served",
     )
-    yield from _predicted(report)
+    yield from _predicted(report, unit)
     yield "TPU compiler", _compiled(report["aot"])
     yield "decisions", f"{report['decisions']}, the heaviest of them:"
     for one in decisions[:HEAVIEST]:
@@ -84,14 +88,14 @@ def _vmem(vmem: Mapping[str, Any]) -> str:
     )
 
 
-def _predicted(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _predicted(report: Mapping[str, Any], unit: str) -> Iterator[tuple[str, str]]:
     predicted = report["predicted"]
     if predicted is None:
-        yield "predicted", f"at least {report['floor_us']:,.1f} us a step"
+        yield "predicted", f"at least {report['floor_us']:,.1f} us a {unit}"
         return
     yield (
         "predicted",
-        f"{predicted['round_us']:,.1f} us a step, floor {predicted['floor_us']:,.1f} us: "
+        f"{predicted['round_us']:,.1f} us a {unit}, floor {predicted['floor_us']:,.1f} us: "
         f"{100 * predicted['utilization']:.1f} % of the memory's rate",
     )
     exposed = {key: us for key, us in predicted["exposed"].items() if us >= 0.05}

@@ -20,7 +20,11 @@ from rich.markup import escape
 
 from mkc.cli.lookup import model_graph
 from mkc.cli.progress import working
+from mkc.cli.races import Reduced
 from mkc.cli.races import find_races
+from mkc.cli.speculation import NONE
+from mkc.cli.speculation import check_scheme
+from mkc.cli.speculation import round_graph
 from mkc.codegen_pallas.aot import compile_ahead
 from mkc.driver import LARGEST_BATCH
 from mkc.driver import CompileRequest
@@ -39,6 +43,8 @@ from mkc.schedule.verify import OBLIGATIONS
 from mkc.schedule.verify import Issue
 from mkc.schedule.verify import prove
 from mkc.schedule.verify.case import Case
+from mkc.schedule.verify.case import Kind
+from mkc.schedule.verify.case import following_case
 from mkc.schedule.verify.compare import check_traced
 from mkc.schedule.verify.compare import difference
 from mkc.schedule.verify.compare import expected_events
@@ -63,6 +69,8 @@ class Request:
     config: Path | None
     tp: int | None
     passes: str
+    spec: str | None
+    draft: Path | None
     rounds_per_launch: int
     logits: bool
     token_masks: bool
@@ -70,10 +78,28 @@ class Request:
     trace: bool
     races: bool
     races_config: Path | None
+    races_draft: Path | None
     aot: bool
 
-    def graph(self, config: Path | None) -> Graph:
-        return model_graph(self.model, batch=self.batch, context=self.context, config_path=config)
+    @property
+    def drafts(self) -> bool:
+        """There is a scheme that drafts."""
+        return self.spec is not None and self.spec != NONE
+
+    def graph(self, config: Path | None, draft: Path | None) -> Graph:
+        """Of a step or a round, with these configs of model and drafter."""
+        if self.spec is None or not self.drafts:
+            return model_graph(
+                self.model, batch=self.batch, context=self.context, config_path=config
+            )
+        return round_graph(
+            self.model,
+            self.spec,
+            draft,
+            batch=self.batch,
+            context=self.context,
+            config_path=config,
+        )
 
     def compiled(self, graph: Graph) -> CompileResult:
         return compile_graph(
@@ -108,9 +134,10 @@ def run_verification(request: Request, *, quiet: bool) -> list[Verdict]:
     """
     if not 1 <= request.batch <= LARGEST_BATCH:
         raise BatchError(batch=request.batch, limit=LARGEST_BATCH)
+    check_scheme(request.spec, None if request.draft is None else str(request.draft))
     text = read_kernel(request.kernel) if request.kernel else None
     with working(f"proving {request.model}", quiet=quiet):
-        result = request.compiled(request.graph(request.config))
+        result = request.compiled(request.graph(request.config, request.draft))
         source = result.kernel_source if text is None else text
         verdicts = [*_proof(result), *_lint(result, source)]
     with working("tracing the kernel", quiet=quiet):
@@ -188,7 +215,14 @@ def launch_of(result: CompileResult) -> Case:
     program = result.lowered.program
     tile = max((one.tile for one in program.caches), default=1)
     position = min(program.context - 1, tile)
-    return Case(name="traced", positions=((position,) * program.batch,))
+    if program.round is None:
+        return Case(name="traced", positions=((position,) * program.batch,))
+    size = program.round.rows_per_sequence
+    position = max(0, min(position, program.context - size) - 1)  # rows in two blocks
+    everything = (size,) * program.batch
+    counts = (max(1, size - 1),) * program.batch
+    kind = Kind(positions=(position,) * program.batch, rows=everything, counts=counts)
+    return following_case(program, kind, rounds=1, ran=1)
 
 
 def _compared(
@@ -237,11 +271,13 @@ def _races(request: Request, result: CompileResult) -> Verdict:
         ground = "the race detector runs the generated kernel of a reduced plan only"
         return Verdict(name="races", status=SKIPPED, ground=ground)
 
-    def compiled(config: Path | None) -> CompileResult:
-        return request.compiled(request.graph(config))
-
+    reduced = Reduced(config=request.races_config, draft=request.races_draft, drafts=request.drafts)
     found = find_races(
-        request.model, result, compiled, config=request.config, reduced=request.races_config
+        request.model,
+        result,
+        lambda config, draft: request.compiled(request.graph(config, draft)),
+        config=request.config,
+        reduced=reduced,
     )
     if found.ran is None:
         return Verdict(name="races", status=SKIPPED, ground=found.ground)

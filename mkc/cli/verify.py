@@ -30,8 +30,15 @@ def verify_command(
         int | None, typer.Option(min=1, help="Ranks; default all devices of the topology.")
     ] = None,
     passes: Annotated[str, typer.Option(help="Options of the passes, as text.")] = "",
+    spec: Annotated[
+        str | None, typer.Option(help="Speculative scheme: none, or the name of a drafter.")
+    ] = None,
+    draft: Annotated[
+        Path | None,
+        typer.Option(help="Drafter's config.json, or a checkpoint folder with one."),
+    ] = None,
     rounds_per_launch: Annotated[
-        int, typer.Option(min=1, help="Decode steps that one launch may run.")
+        int, typer.Option(min=1, help="Decode steps, or rounds, that one launch may run.")
     ] = 1,
     logits: Annotated[bool, typer.Option(help="The kernel returns the logits too.")] = False,
     token_masks: Annotated[
@@ -51,6 +58,9 @@ def verify_command(
     ] = True,
     races_config: Annotated[
         Path | None, typer.Option(help="config.json of the reduced size; default: chosen.")
+    ] = None,
+    races_draft: Annotated[
+        Path | None, typer.Option(help="Drafter's config.json for the reduced size.")
     ] = None,
     aot: Annotated[bool, typer.Option(help="Compile ahead of time with the TPU compiler.")] = True,
     json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")] = False,
@@ -72,6 +82,8 @@ def verify_command(
         config=config,
         tp=tp,
         passes=passes,
+        spec=spec,
+        draft=draft,
         rounds_per_launch=rounds_per_launch,
         logits=logits,
         token_masks=token_masks,
@@ -79,6 +91,7 @@ def verify_command(
         trace=trace,
         races=races,
         races_config=races_config,
+        races_draft=races_draft,
         aot=aot,
     )
     verdicts = run_verification(request, quiet=json)

@@ -35,8 +35,9 @@ PLUMBING = frozenset({"parameter", "tuple", "get-tuple-element", "bitcast"})
 TIMEOUT_SECONDS = 900.0
 ERROR_CHARACTERS = 8_000  # the compiler lists the largest allocations after its first lines
 INSTRUCTION = re.compile(r"^\s*(?:ROOT )?(%?[\w.-]+) = (.*)$")
-# Token ids and positions, one word per sequence, on their way between device and scalar memory.
-SCALARS = re.compile(r"s32\[\d+\]\{")
+# Token ids, positions and options, one word per sequence or row, on their way between device and
+# scalar memory.
+SCALARS = re.compile(r"[sf]32\[\d+\]\{")
 OPCODE = re.compile(r" ([a-z][a-z0-9-]*)\(")
 BUNDLE = re.compile(r"^\s*(0x[0-9a-f]+|0)\s", re.MULTILINE)
 

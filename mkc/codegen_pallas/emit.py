@@ -43,15 +43,23 @@ class EmitContext:
 
     Attributes:
       results: types of the results on one rank.
-      state: expression of the stream and the cursor of the op's state, None without one.
+      positions: scalar array of the positions of the step's rows.
+      rows: number of rows that scalar arrays are for.
+      states: expressions of the stream and the cursor of each of the op's states.
       constant: expression of the op's constant vector, None without one.
       taps: expressions of a convolution weight's vectors, one per tap.
     """
 
     results: tuple[TensorType, ...]
-    state: tuple[str, str] | None = None
+    positions: str
+    rows: str
+    states: tuple[tuple[str, str], ...] = ()
     constant: str | None = None
     taps: tuple[str, ...] = ()
+
+    def column(self, positions: str) -> str:
+        """Positions in scalar memory as a column."""
+        return f"support.positions_column({positions}, {self.rows}, ROWS)"
 
 
 FUNCTIONS = {
@@ -63,7 +71,6 @@ FUNCTIONS = {
     ops.Activation.GELU_TANH: "support.gelu_tanh",
     ops.Activation.NEGATE: "support.negate",
 }
-POSITIONS = "support.positions_column(m.positions, BATCH, ROWS)"
 SIGNS = {ops.BinaryKind.ADD: "+", ops.BinaryKind.SUB: "-", ops.BinaryKind.MUL: "*"}
 
 type Operands = tuple[Operand, ...]
@@ -104,7 +111,8 @@ def rotary_table(
     op: ops.RotaryTable, operands: Operands, context: EmitContext
 ) -> tuple[Emitted, ...]:
     """One call with two results."""
-    return (Emitted(code=f"support.rotary_table({POSITIONS}, {context.constant})"),)
+    column = context.column(operands[0].code)
+    return (Emitted(code=f"support.rotary_table({column}, {context.constant})"),)
 
 
 @EMIT.register(ops.Rotary)
@@ -121,13 +129,12 @@ def causal_conv(
     op: ops.CausalConv, operands: Operands, context: EmitContext
 ) -> tuple[Emitted, ...]:
     """Reads and shifts the history in its stream slot."""
-    assert context.state is not None, "a convolution without state"
-    stream, cursor = context.state
+    ((stream, cursor),) = context.states
     activation = FUNCTIONS.get(op.activation, "None")
     taps = ", ".join(context.taps)
     code = (
         f"support.causal_conv({stream}, {cursor}, {operands[0].code}, ({taps}), "
-        f"positions={POSITIONS}, activation={activation})"
+        f"positions={context.column(context.positions)}, activation={activation})"
     )
     return (Emitted(code=code),)
 

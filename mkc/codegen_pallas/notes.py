@@ -14,6 +14,12 @@ from mkc.schedule.program import Phase
 from mkc.schedule.program import Program
 from mkc.schedule.program import VectorPhase
 from mkc.schedule.program import View
+from mkc.schedule.round_phases import AcceptPhase
+from mkc.schedule.round_phases import AllGatherPhase
+from mkc.schedule.round_phases import KeptDeltaRulePhase
+from mkc.schedule.round_phases import RowsAttentionPhase
+from mkc.schedule.round_phases import TapPhase
+from mkc.schedule.round_phases import TopKPhase
 from mkc.targets import Target
 
 WIDTH = 92
@@ -55,6 +61,20 @@ def _facts(program: Program, phase: Phase, target: Target) -> list[str]:
             ]
         case VectorPhase():
             return _vector(phase)
+        case KeptDeltaRulePhase():
+            return _kept_delta_rule(phase)
+        case RowsAttentionPhase():
+            return _rows_attention(program, phase)
+        case AllGatherPhase():
+            return _exchange(program, phase.exchange, target) + [_flow(phase.part, phase.output)]
+        case TapPhase():
+            read = len(set(phase.places)) - 1
+            return [
+                f"{len(phase.places)} executions, {read} of them are read.",
+                f"Reads {phase.source.buffer}, writes {phase.buffer}.",
+            ]
+        case AcceptPhase() | TopKPhase():
+            return _exchange(program, phase.exchange, target) if phase.exchange else []
         case _:
             return []
 
@@ -66,11 +86,15 @@ def _matmul(program: Program, phase: MatmulPhase, target: Target) -> list[str]:
     stream_us = total / target.hbm.sustained_bytes_per_us
     pushes = phase.K * phase.blocks / target.mxu.width
     push_us = pushes * target.mxu.push_us * (target.mxu.width / TAPE_LANES)
+    rows = str(program.rows)
+    if phase.also:
+        rows = f"{1 + len(phase.also)} x {rows}"
     return [
-        f"[{program.rows}, {phase.K}] x [{phase.K}, {phase.columns}]: {count} of "
+        f"[{rows}, {phase.K}] x [{phase.K}, {phase.columns}]: {count} of "
         f"{loads[0]} rows, {total} bytes, slots of {program.tape.slot_rows} rows.",
         f"Predicted: {stream_us:.2f} us of weight stream, {push_us:.2f} us of matrix unit.",
         _flow(phase.left, phase.output),
+        *(_flow(one.left, one.output) for one in phase.also),
     ]
 
 
@@ -86,12 +110,44 @@ def _all_reduce(program: Program, phase: AllReducePhase, target: Target) -> list
     ]
 
 
+def _exchange(program: Program, exchange: str, target: Target) -> list[str]:
+    """Of an exchange with one message to each peer."""
+    plan = next(one for one in program.exchanges if one.name == exchange)
+    egress = exchange_egress(plan.kind, plan.rows, plan.columns, program.ranks)
+    predicted = sum(target.exchange_us(one) for one in egress)
+    return [
+        f"{plan.kind} over {program.ranks} ranks, [{plan.rows}, {plan.columns}].",
+        f"Predicted: {predicted:.2f} us.",
+        *textwrap.wrap(f"Safe because {plan.safe_because}.", WIDTH),
+    ]
+
+
+def _kept_delta_rule(phase: KeptDeltaRulePhase) -> list[str]:
+    state = phase.value_heads * phase.key_dim * phase.value_dim * 4
+    kept = f"{phase.kept_k}, {phase.kept_u} and {phase.kept_decay}"
+    return [
+        f"{phase.key_heads} key and {phase.value_heads} value heads; {state} bytes of state per "
+        f"sequence,",
+        f"in place in {phase.state}; kept rows in {kept}.",
+    ]
+
+
+def _rows_attention(program: Program, phase: RowsAttentionPhase) -> list[str]:
+    cache = next(one for one in program.caches if one.name == phase.cache)
+    seen = "" if phase.window is None else f", keys nearer than {phase.window}"
+    return [
+        f"{phase.heads} query and {phase.kv_heads} key heads of {phase.head_dim}; tiles of "
+        f"{cache.tile} positions, {cache.slots} slots{seen}."
+    ]
+
+
 def exchange_egress(kind: str, rows: int, columns: int, ranks: int) -> tuple[int, ...]:
     """Bytes that one rank sends to all peers, per phase of the algorithm."""
     if kind == "two_phase":
         share = rows * (columns // ranks)
         return ((ranks - 1) * share * 4, (ranks - 1) * share * 2)
-    return ((ranks - 1) * rows * columns * 4,)
+    size = 2 if kind == "gather" else 4
+    return ((ranks - 1) * rows * columns * size,)
 
 
 def _vector(phase: VectorPhase) -> list[str]:

@@ -152,7 +152,8 @@ def _sampled(
         filters = (jnp.repeat(one, rows) for one in (heat, top_k, top_p, min_p))
         p = distribution(logits, *filters).reshape(batch, rows, vocab)
         if proposed:
-            q = _dense(*proposed, vocab).reshape(batch, rows, vocab)
+            candidates, proposal = proposed
+            q = _dense(candidates, proposal, vocab).reshape(batch, rows, vocab)
         else:
             q = jax.nn.one_hot(tokens, vocab, dtype=jnp.float32)
         # q of row t belongs to the draft of row t, whose p is of row t - 1.

@@ -13,6 +13,7 @@ from dataclasses import field
 from dataclasses import replace
 
 from mkc.ir import ops
+from mkc.ir import ops_spec
 from mkc.ir.graph import Block
 from mkc.ir.graph import Carry
 from mkc.ir.graph import Graph
@@ -22,7 +23,14 @@ from mkc.ir.graph import Value
 
 VIEWS = (ops.SplitHeads, ops.MergeHeads, ops.SplitParts, ops.Slice)
 # Phases that still read their operands when they have begun to write their result.
-GRADUAL = (ops.Linear, ops.DeltaRule, ops.Attention, ops.AllReduce)
+GRADUAL = (
+    ops.Linear,
+    ops.DeltaRule,
+    ops.Attention,
+    ops.AllReduce,
+    ops_spec.KeptDeltaRule,
+    ops_spec.BlockAttention,
+)
 
 
 def separate_carries(graph: Graph) -> Graph:
@@ -164,14 +172,15 @@ class _Separator:
         return late or self._is_part_of_a_matmul(name)
 
     def _is_part_of_a_matmul(self, name: str) -> bool:
-        """True for a projection whose input has other projections."""
+        """True for a projection whose input, or whose weights, have other projections."""
         maker = self.uses.makers.get(name)
         if maker is None or not isinstance(maker.op, ops.Linear):
             return False
         others = [
             one
             for one in self.uses.makers.values()
-            if isinstance(one.op, ops.Linear) and one.operands[0] == maker.operands[0]
+            if isinstance(one.op, ops.Linear)
+            and (one.operands[0] == maker.operands[0] or one.operands[1] == maker.operands[1])
         ]
         return len(others) > 1
 

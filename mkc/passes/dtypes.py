@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from mkc.errors import ShapeError
 from mkc.ir import ops
+from mkc.ir import ops_spec
 from mkc.ir.graph import Graph
 from mkc.ir.graph import Node
 from mkc.ir.graph import Repeat
@@ -21,12 +22,17 @@ BF16_OPERANDS: dict[type[ops.Op], tuple[tuple[int, str], ...]] = {
     ops.Embed: ((1, "table"),),
     ops.Linear: ((0, "x"), (1, "weight")),
     ops.Attention: ((0, "q"),),
+    ops_spec.BlockAttention: ((0, "q"),),
+    ops_spec.SelectorWalk: ((3, "predecessor"), (4, "successor")),
+    ops_spec.Tap: ((0, "x"),),
 }
 STATE_DTYPES = {
     StateKind.KV_CACHE: DType.BF16,
     StateKind.CONV: DType.BF16,
     StateKind.RECURRENT: DType.F32,
+    StateKind.TAP: DType.BF16,
 }
+# Rows that are kept to be committed have the dtype that their op computes with.
 
 
 def check_dtypes(graph: Graph) -> None:
@@ -38,7 +44,8 @@ def check_dtypes(graph: Graph) -> None:
             _require(node, name, types[node.operands[index]], DType.BF16)
         for key in node.states:
             state = graph.states[key]
-            _require(node, f"state {state.pattern}", state.type, STATE_DTYPES[state.kind])
+            if state.kind in STATE_DTYPES:
+                _require(node, f"state {state.pattern}", state.type, STATE_DTYPES[state.kind])
 
 
 def _require(node: Node, name: str, type: TensorType, dtype: DType) -> None:

@@ -41,13 +41,14 @@ class _Uses:
 
 def external_operands(graph: StepGraph, step: Step) -> list[str]:
     """Base values that a step reads and does not define itself, in order of first use."""
-    inside = {value.name for node in step.nodes for value in node.results}
+    nodes = (*step.nodes, *step.also)
+    inside = {value.name for node in nodes for value in node.results}
     known = graph.sharded.graph
     inputs = {value.name for value in known.inputs}
     found: dict[str, None] = {}
-    for node in step.nodes:
+    for node in nodes:
         for name in node.operands:
-            if name in known.params or name in inputs:
+            if name in known.params or name in inputs or name in graph.scalars:
                 continue
             base = graph.resolve(name).base
             if base not in inside:
@@ -55,13 +56,16 @@ def external_operands(graph: StepGraph, step: Step) -> list[str]:
     return list(found)
 
 
-def defined_values(step: Step) -> list[str]:
+def defined_values(graph: StepGraph, step: Step) -> list[str]:
     """Base values a step defines."""
     if step.kind is StepKind.ARGMAX:
         return [step.nodes[-1].results[0].name]  # masks are applied in place
+    if step.kind is StepKind.TAP:
+        return [step.output]
     if step.output:
-        return [step.output] if len(step.nodes) > 1 else [step.nodes[0].results[0].name]
-    return [value.name for node in step.nodes for value in node.results]
+        return [output for _, output in step.products]
+    results = [value.name for node in step.nodes for value in node.results]
+    return [name for name in results if name not in graph.scalars]
 
 
 def lifetimes(graph: StepGraph) -> list[Lifetime]:
@@ -74,6 +78,8 @@ def lifetimes(graph: StepGraph) -> list[Lifetime]:
         step.nodes[-1].results[0].name for step in graph.steps() if step.kind is StepKind.ARGMAX
     }
     for name in graph.sharded.graph.outputs.values():
+        if name in graph.scalars:
+            continue
         base = graph.resolve(name).base
         if base in tokens:
             continue  # token ids go to scalar memory
@@ -117,8 +123,10 @@ def _scan(
             continue
         for name in external_operands(graph, item):
             uses.setdefault(name, _Uses()).reads.append((position, item.kind))
-        for name in defined_values(item):
+        for name in defined_values(graph, item):
             uses.setdefault(name, _Uses(by=item.kind)).defined = position
+            if item.kind is StepKind.TAP:  # every layer adds to what earlier ones have shown
+                uses[name].reads.append((0, StepKind.VECTOR))
         position += 1
     return position
 

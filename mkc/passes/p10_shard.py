@@ -31,11 +31,14 @@ from mkc.ir.types import Axis
 from mkc.ir.types import DType
 from mkc.ir.types import Part
 from mkc.ir.types import TensorType
+from mkc.passes.gathering import choose_gathered
 from mkc.passes.p05_untie import Untie
+from mkc.passes.rank_ops import AllGather
 from mkc.passes.sharding import REPLICATED
 from mkc.passes.sharding import ShardedGraph
 from mkc.passes.sharding import Sharding
 from mkc.schedule.decisions import DecisionLog
+from mkc.targets import Target
 
 MAX_RANKS_LISTED = 64  # mesh sizes tried for the advice in an error
 
@@ -49,23 +52,30 @@ class Rule:
       states: sharding of every state.
       results: sharding of every result.
       op: the op to use on a rank, None for the same.
+      part: what a rank computes of the only result, which an exchange then gathers.
     """
 
     operands: tuple[Sharding, ...]
     results: tuple[Sharding, ...]
     states: tuple[Sharding, ...] = ()
     op: ops.Op | None = None
+    part: Sharding | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardContext:
-    """What a facet may look at: the node, the full operand and result types, the mesh size."""
+    """What a facet may look at: the node, the full operand and result types, the mesh size.
+
+    Attributes:
+      gathered: parameters that are divided though their result is needed as a whole.
+    """
 
     node: Node
     types: tuple[TensorType, ...]
     state_types: tuple[TensorType, ...]
     ranks: int
     divide_units: Callable[[TensorType, int, str], Sharding]
+    gathered: frozenset[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +85,32 @@ class Shard:
     name: ClassVar[str] = "shard"
     ranks: int
 
-    def apply(self, graph: Graph, log: DecisionLog) -> ShardedGraph:
-        """Returns the graph of one rank. Raises `ShardingError` when one does not divide."""
+    def apply(
+        self,
+        graph: Graph,
+        log: DecisionLog,
+        *,
+        target: Target | None = None,
+        like: ShardedGraph | None = None,
+    ) -> ShardedGraph:
+        """Returns the graph of one rank.
+
+        Args:
+          target: decides by its figures what else may be divided; None divides nothing else.
+          like: another graph over the same parameters, whose choices are taken over.
+
+        Raises:
+          ShardingError: the mesh does not divide the graph.
+        """
         graph = Untie().apply(graph, log)
         walk, body = _divide_graph(graph, self.ranks, advise=True)
+        gathered = frozenset[str]()
+        if like is not None:
+            gathered = like.gathered & graph.params.keys()
+        elif target is not None:
+            gathered = choose_gathered(graph, walk.whole, self.ranks, target, log)
+        if gathered:
+            walk, body = _divide_graph(graph, self.ranks, advise=True, gathered=gathered)
         params = {
             key: replace(param, type=walk.params.get(key, REPLICATED).local(param.type))
             for key, param in graph.params.items()
@@ -95,6 +127,7 @@ class Shard:
             ranks=self.ranks,
             params={key: walk.params.get(key, REPLICATED) for key in graph.params},
             states={key: walk.states.get(key, REPLICATED) for key in graph.states},
+            gathered=gathered,
         )
 
     def _record(self, graph: Graph, walk: _Walk, log: DecisionLog) -> None:
@@ -104,7 +137,7 @@ class Shard:
             chosen=f"tensor parallel over {self.ranks}",
             because="one decode step reads every weight once, so the weights are divided evenly",
         )
-        for key in sorted(walk.whole):
+        for key in sorted(walk.whole - walk.gathered):
             log.choose(
                 f"shard.whole.{key}",
                 passed=self.name,
@@ -139,14 +172,16 @@ def possible_ranks(graph: Graph) -> list[int]:
     return found
 
 
-def _divide_graph(graph: Graph, ranks: int, *, advise: bool) -> tuple[_Walk, Block]:
+def _divide_graph(
+    graph: Graph, ranks: int, *, advise: bool, gathered: frozenset[str] = frozenset()
+) -> tuple[_Walk, Block]:
     """Walks until all operands meet: projections whose divided result meets a whole one stay whole.
 
     Each round adds parameters to the whole ones, so there are few.
     """
     whole: frozenset[str] = frozenset()
     while True:
-        walk = _Walk(graph=graph, ranks=ranks, advise=advise, whole=whole)
+        walk = _Walk(graph=graph, ranks=ranks, advise=advise, whole=whole, gathered=gathered)
         try:
             return walk, walk.block(graph.body)
         except _MeetsWhole as found:
@@ -187,6 +222,7 @@ class _Walk:
     states: dict[str, Sharding] = field(default_factory=dict)
     uneven: Uneven | None = None
     whole: frozenset[str] = frozenset()
+    gathered: frozenset[str] = frozenset()
     # For every divided value the projections that it is divided because of.
     sources: dict[str, frozenset[str]] = field(default_factory=dict)
 
@@ -239,6 +275,7 @@ class _Walk:
             state_types=tuple(self.graph.states[key].type for key in node.states),
             ranks=self.ranks,
             divide_units=self._divide(node),
+            gathered=self.gathered,
         )
         operands = tuple(self.values.get(name) for name in node.operands)
         rule: Rule = facet(node.op, operands, context)
@@ -257,7 +294,9 @@ class _Walk:
             self._define(value, sharding)
             if sharding.axis is not None:
                 self.sources[value.name] = sources
-        if not rule.results[0].partial:
+        if rule.part is not None:
+            return self._gathered(node, op, rule.part)
+        if not rule.results or not rule.results[0].partial:
             results = tuple(self._local(value) for value in node.results)
             return [replace(node, op=op, results=results)]
         # A row-parallel projection: the partial sum gets a new name, the all-reduce the old one.
@@ -268,6 +307,16 @@ class _Walk:
         return [
             replace(node, op=op, results=(partial,)),
             Node(op=reduce_op, operands=(partial.name,), results=(value,), location=node.location),
+        ]
+
+    def _gathered(self, node: Node, op: ops.Op, part: Sharding) -> list[Node]:
+        """The rank's part of the result gets a new name, the gathered result the old one."""
+        (value,) = node.results
+        own = Value(name=f"{value.name}.part", type=part.local(value.type))
+        gather = AllGather(ranks=self.ranks)
+        return [
+            replace(node, op=op, results=(own,)),
+            Node(op=gather, operands=(own.name,), results=(value,), location=node.location),
         ]
 
     def _type(self, name: str) -> TensorType:
@@ -286,7 +335,10 @@ class _Walk:
             assert known == sharding, f"{name} is used with two shardings"
             return
         if self.values[name] != sharding:
-            raise self._mismatch(node, node.operands)
+            inputs = {value.name for value in self.graph.inputs}  # never divided
+            computed = self.values.keys() - inputs
+            values = [one for one in node.operands if one in computed]
+            raise self._mismatch(node, values)
 
     def _mismatch(self, node: Node, names: Sequence[str]) -> Exception:
         """Values that are divided differently; when heads do not divide that is the error."""

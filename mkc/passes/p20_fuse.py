@@ -17,11 +17,16 @@ from typing import ClassVar
 
 from mkc.errors import UnsupportedGraphError
 from mkc.ir import ops
+from mkc.ir import ops_spec
 from mkc.ir.graph import Block
 from mkc.ir.graph import Node
 from mkc.ir.graph import Repeat
 from mkc.passes.carries import separate_carries
+from mkc.passes.rank_ops import AllGather
+from mkc.passes.rank_ops import ShardedAccept
+from mkc.passes.rank_ops import ShardedTopK
 from mkc.passes.sharding import ShardedGraph
+from mkc.passes.shared_weights import share_weights
 from mkc.passes.steps import Alias
 from mkc.passes.steps import Step
 from mkc.passes.steps import StepGraph
@@ -29,6 +34,7 @@ from mkc.passes.steps import StepKind
 from mkc.passes.steps import StepLoop
 from mkc.passes.steps import lanes
 from mkc.passes.steps import python_name
+from mkc.passes.steps import scalar_arrays
 from mkc.passes.steps import steps_of
 from mkc.schedule.decisions import DecisionLog
 from mkc.schedule.program import ROUNDS
@@ -61,6 +67,18 @@ ANCHORS: dict[type[ops.Op], StepKind] = {
     ops.AllReduce: StepKind.ALL_REDUCE,
     ops.Argmax: StepKind.ARGMAX,
     ops.ShardedArgmax: StepKind.ARGMAX,
+    AllGather: StepKind.ALL_GATHER,
+    ops_spec.KeptDeltaRule: StepKind.KEPT_DELTA_RULE,
+    ops_spec.BlockAttention: StepKind.ROWS_ATTENTION,
+    ops_spec.Tap: StepKind.TAP,
+    ops_spec.TopK: StepKind.TOP_K,
+    ShardedTopK: StepKind.TOP_K,
+    ops_spec.Accept: StepKind.ACCEPT,
+    ShardedAccept: StepKind.ACCEPT,
+    ops_spec.SelectorWalk: StepKind.SELECTOR_WALK,
+    ops_spec.KeptPositions: StepKind.SCALAR,
+    ops_spec.NextPositions: StepKind.SCALAR,
+    ops_spec.BlockTokens: StepKind.SCALAR,
 }
 
 
@@ -77,10 +95,15 @@ class Fuse:
 
     def apply(self, sharded: ShardedGraph, log: DecisionLog) -> StepGraph:
         """Returns the steps of one rank in program order."""
-        sharded = replace(sharded, graph=separate_carries(sharded.graph))
-        cutter = _Cutter(options=self, sharded=sharded, log=log)
+        sharing = share_weights(sharded.graph)
+        sharded = replace(sharded, graph=separate_carries(sharing.graph))
+        scalars = scalar_arrays(sharded.graph)
+        cutter = _Cutter(
+            options=self, sharded=sharded, log=log, shared=sharing.params, scalars=scalars
+        )
         for value in sharded.graph.inputs:
             cutter.widths[value.name] = 1
+        cutter.find_taps()
         body = cutter.block(sharded.graph.body)
         if self.narrow_columns and all(one.kind is not StepKind.MATMUL for one in steps_of(body)):
             # The tape is never empty: a model of narrow projections only streams them all the same.
@@ -90,6 +113,7 @@ class Fuse:
             body=_numbered(body, count()),
             aliases=cutter.aliases,
             widths=cutter.widths,
+            scalars=scalars,
         )
 
 
@@ -113,6 +137,9 @@ class _Cutter:
     options: Fuse
     sharded: ShardedGraph
     log: DecisionLog
+    shared: frozenset[str]
+    scalars: dict[str, str]
+    taps: dict[str, str] = field(default_factory=dict)  # state -> the value that holds all taps
     aliases: dict[str, Alias] = field(default_factory=dict)
     widths: dict[str, int] = field(default_factory=dict)
 
@@ -140,21 +167,61 @@ class _Cutter:
                 group = [
                     one for one in block.items if isinstance(one, Node) and _same_input(one, item)
                 ]
-                done.update(id(one) for one in group)
-                steps.extend(self.matmuls(group))
+                second = [
+                    one
+                    for one in block.items
+                    if isinstance(one, Node) and _second_of(one, group, self.shared)
+                ]
+                if any(not self.is_known(one.operands[0]) for one in second):
+                    group, second = [item], []
+                done.update(id(one) for one in (*group, *second))
+                steps.extend(self.matmuls(group, second))
             else:
                 for value in item.results:
                     self.widths[value.name] = lanes(value.type.shape)
                 self.check_lookup(item)
-                kind = ANCHORS.get(type(item.op))
+                kind = self.kind(item)
                 if kind is None:
                     pending.append(item)
-                else:
-                    flush()
-                    steps.append(Step(id="", kind=kind, nodes=(*masks, item)))
-                    masks.clear()
+                    continue
+                flush()
+                last = steps[-1] if steps else None
+                if kind is StepKind.SCALAR and isinstance(last, Step) and last.kind is kind:
+                    steps[-1] = replace(last, nodes=(*last.nodes, item))
+                    continue
+                output = self.taps[item.states[0]] if kind is StepKind.TAP else ""
+                steps.append(Step(id="", kind=kind, nodes=(*masks, item), output=output))
+                masks.clear()
         flush()
         return tuple(steps)
+
+    def kind(self, node: Node) -> StepKind | None:
+        """What a node becomes; None for a part of a vector chain."""
+        if isinstance(node.op, ops.Attention) and self.scalars:
+            return StepKind.ROWS_ATTENTION
+        return ANCHORS.get(type(node.op))
+
+    def is_known(self, name: str) -> bool:
+        """Whether the value is computed before the step that is being made."""
+        return (
+            self.aliases[name].base in self.widths
+            if name in self.aliases
+            else (name in self.widths)
+        )
+
+    def find_taps(self) -> None:
+        """What is shown lies side by side, and behind it a place for what nobody reads."""
+        for node in self.sharded.graph.body.nodes():
+            if not isinstance(node.op, ops_spec.ReadTaps):
+                continue
+            (value,) = node.results
+            base = f"{value.name}.taps"
+            width = lanes(value.type.shape)
+            self.widths[base] = width + node.op.width
+            self.aliases[value.name] = Alias(base=base, start=0, width=width)
+            for key in node.states:
+                assert key not in self.taps, f"{key} is read by two drafters"
+                self.taps[key] = base
 
     def in_place(self, node: Node) -> Node:
         """The node, whose result takes the place of its first operand."""
@@ -178,7 +245,8 @@ class _Cutter:
                 "which the kernel cannot look up yet",
                 hint="Look it up before the layers, or in layers that do not repeat",
             )
-        if node.operands[0] not in {value.name for value in graph.inputs}:
+        known = {value.name for value in graph.inputs} | self.scalars.keys()
+        if node.operands[0] not in known:
             raise UnsupportedGraphError(
                 op=node.op.mnemonic,
                 location=node.location,
@@ -202,6 +270,8 @@ class _Cutter:
         operand = node.operands[0] if node.operands else ""
         widths = [lanes(value.type.shape) for value in node.results]
         match node.op:
+            case ops_spec.ReadTaps():
+                return True  # found before
             case ops.SplitHeads() | ops.MergeHeads() | ops.SplitParts():
                 start = 0
             case ops.Slice() as op if len(node.results[0].type.shape) == 2:
@@ -215,26 +285,46 @@ class _Cutter:
             start += width
         return True
 
-    def matmuls(self, group: list[Node]) -> list[Step]:
-        """One wide matmul of all wide members and one narrow matmul of the others."""
-        narrow = [node for node in group if self._is_narrow(node, group)]
-        wide = [node for node in group if node not in narrow]
+    def matmuls(self, group: list[Node], second: list[Node]) -> list[Step]:
+        """One wide matmul of all wide members and one narrow matmul of the others.
+
+        Members whose weights the nodes of `second` read too become a wide matmul of their own.
+        """
+        twice = {node.operands[1] for node in second}
+        once = [node for node in group if node.operands[1] not in twice]
+        narrow = [node for node in once if self._is_narrow(node, once)]
+        wide = [node for node in once if node not in narrow]
         steps = []
         for kind, nodes in ((StepKind.MATMUL, wide), (StepKind.NARROW_MATMUL, narrow)):
-            if not nodes:
-                continue
-            output = "+".join(node.results[0].name for node in nodes)
-            column = 0
-            for node in nodes:
-                width = lanes(node.results[0].type.shape)
-                if len(nodes) > 1:
-                    self.aliases[node.results[0].name] = Alias(
-                        base=output, start=column, width=width
-                    )
-                column += width
-            self.widths[output] = column
-            steps.append(Step(id="", kind=kind, nodes=tuple(nodes), output=output))
+            if nodes:
+                steps.append(Step(id="", kind=kind, nodes=tuple(nodes), output=self.product(nodes)))
+        if second:
+            nodes = [node for node in group if node.operands[1] in twice]
+            second = sorted(
+                second, key=lambda one: [n.operands[1] for n in nodes].index(one.operands[1])
+            )
+            step = Step(
+                id="",
+                kind=StepKind.MATMUL,
+                nodes=tuple(nodes),
+                output=self.product(nodes),
+                also=tuple(second),
+                also_output=self.product(second),
+            )
+            steps.append(step)
         return steps
+
+    def product(self, nodes: list[Node]) -> str:
+        """Name of the value that holds the results of projections of one value, side by side."""
+        output = "+".join(node.results[0].name for node in nodes)
+        column = 0
+        for node in nodes:
+            width = lanes(node.results[0].type.shape)
+            if len(nodes) > 1:
+                self.aliases[node.results[0].name] = Alias(base=output, start=column, width=width)
+            column += width
+        self.widths[output] = column
+        return output
 
     def _is_narrow(self, node: Node, group: list[Node]) -> bool:
         """True when the weights as rows move fewer bytes than the columns they would add."""
@@ -274,6 +364,14 @@ def loop_name(name: str) -> str:
 def _same_input(one: Node, other: Node) -> bool:
     """True for projections of one value to results of one dtype."""
     return one.op == other.op and one.operands[0] == other.operands[0]
+
+
+def _second_of(one: Node, group: list[Node], shared: frozenset[str]) -> bool:
+    """True for another projection, of another value, with weights that the group reads too."""
+    if not isinstance(one.op, ops.Linear) or one.operands[1] not in shared:
+        return False
+    own = {node.operands[1]: node.operands[0] for node in group}
+    return own.get(one.operands[1], one.operands[0]) != one.operands[0]
 
 
 def _blocks(columns: int) -> int:

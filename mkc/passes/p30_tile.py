@@ -14,6 +14,10 @@ from math import log2
 from typing import ClassVar
 
 from mkc.errors import TileError
+from mkc.passes.ring_cost import IDLE_SLOTS
+from mkc.passes.ring_cost import RingUse
+from mkc.passes.ring_cost import exchanges_of
+from mkc.passes.ring_cost import ring_us
 from mkc.passes.steps import Step
 from mkc.passes.steps import StepGraph
 from mkc.passes.steps import StepKind
@@ -71,7 +75,7 @@ class Tile:
     """Chooses loads and the ring.
 
     Attributes:
-      load_bytes: wanted bytes per load; 0 takes the target's.
+      load_bytes: wanted bytes per load; 0 takes the target's, more for rounds.
       ring_bytes: wanted bytes of the ring; 0 takes the target's.
     """
 
@@ -81,7 +85,7 @@ class Tile:
 
     def apply(self, graph: StepGraph, target: Target, log: DecisionLog) -> Tiles:
         """Returns the loads of every matmul. Raises `TileError` for a K that no tile can hold."""
-        wanted = self.load_bytes or target.dma.load_target_bytes
+        wanted = self.load_bytes or _wanted_load_bytes(graph, target)
         segments = segments_of(graph.body)
         smallest = min(sum(_bytes(graph, step) for step in segment) for segment in segments)
         # A loop body that is smaller than a few loads would leave a ring of one or two slots.
@@ -94,7 +98,9 @@ class Tile:
         slot_rows = max(max(tiling.loads()) for tiling in tilings.values())
         slots = self._slots(segments, tilings, slot_rows, target)
         rows = _rows(graph.body, tilings)
-        self._record(log, graph, tilings, limited, slots, slot_rows, target)
+        use = RingUse(bytes=rows * ROW_BYTES, exchanges=exchanges_of(graph.body))
+        self._record_ring(log, use, limited, slots, slot_rows, target)
+        self._record_loads(log, graph, tilings)
         return Tiles(tilings=tilings, rows=rows, slots=slots, slot_rows=slot_rows)
 
     def _slots(
@@ -110,30 +116,47 @@ class Tile:
         fewest = min(sum(len(tilings[step.id].loads()) for step in segment) for segment in segments)
         return max(1, min(wanted, fewest))
 
-    def _record(
+    def _record_ring(
         self,
         log: DecisionLog,
-        graph: StepGraph,
-        tilings: dict[str, Tiling],
+        use: RingUse,
         load_bytes: int,
         slots: int,
         slot_rows: int,
         target: Target,
     ) -> None:
+        slot_bytes = slot_rows * ROW_BYTES
+
+        def cost(slots: int, size: int) -> str:
+            return f"predicted {ring_us(use, slots=slots, load_bytes=size, target=target):.1f} us"
+
         log.choose(
             "tile.load_bytes",
             passed=self.name,
-            chosen=load_bytes,
+            chosen=f"{load_bytes}, {cost(slots, load_bytes)}",
             because="the target's load size, or a share of the smallest loop body",
+            rejected={
+                f"{size}, in as many bytes of ring": cost(slots * load_bytes // size, size)
+                for size in (load_bytes // 4, load_bytes * 4)
+            },
         )
         log.choose(
             "tile.ring",
             passed=self.name,
-            chosen=f"{slots} slots of {slot_rows} rows",
-            because=f"{slots * slot_rows * ROW_BYTES} bytes; the memory saturates with "
+            chosen=f"{slots} slots of {slot_rows} rows, {cost(slots, slot_bytes)}",
+            because=f"{slots * slot_bytes} bytes; the memory saturates with "
             f"{target.dma.saturation_bytes_in_flight} in flight, an exchange needs the rest",
-            rejected={"deeper": "more loads ahead than the shortest loop body consumes"},
+            rejected={
+                f"{other} slots": f"{cost(other, slot_bytes)}{why}"
+                for other, why in (
+                    (max(1, slots // 2), ""),
+                    (slots * 2, ", and VMEM; loads ahead of what the shortest loop body consumes"),
+                )
+                if other != slots
+            },
         )
+
+    def _record_loads(self, log: DecisionLog, graph: StepGraph, tilings: dict[str, Tiling]) -> None:
         for step in graph.steps():
             if step.kind is StepKind.MATMUL:
                 tiling = tilings[step.id]
@@ -147,7 +170,19 @@ class Tile:
 
 
 MIN_LOADS_PER_SEGMENT = 4
-IDLE_SLOTS = 2  # one is being consumed and one has landed: neither is in flight
+ROUND_FACTOR = 2  # loads of a round are larger by this
+MOST_ROWS = 32  # of a round, above which its activations leave no room for larger loads
+
+
+def _wanted_load_bytes(graph: StepGraph, target: Target) -> int:
+    """The target's load size, and larger loads where the core is the bound.
+
+    With several rows per sequence every exchange takes longer, and the core does not keep up with
+    the memory. It starts and awaits every load, so fewer loads save its time.
+    """
+    local = graph.sharded.graph
+    larger = local.rows_per_sequence > 1 and local.rows <= MOST_ROWS
+    return target.dma.load_target_bytes * (ROUND_FACTOR if larger else 1)
 
 
 def wanted_ring_bytes(target: Target) -> int:

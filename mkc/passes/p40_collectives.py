@@ -9,12 +9,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 from itertools import count
 from itertools import product
 from typing import ClassVar
 
 from mkc.ir import ops
 from mkc.ir.types import DType
+from mkc.passes.rank_ops import ShardedAccept
+from mkc.passes.rank_ops import ShardedTopK
+from mkc.passes.sampled import padded_batch
+from mkc.passes.sampled import samples_of
 from mkc.passes.steps import Step
 from mkc.passes.steps import StepGraph
 from mkc.passes.steps import StepKind
@@ -27,6 +32,12 @@ from mkc.targets import Target
 ONE_SHOT = "one_shot"
 TWO_PHASE = "two_phase"
 ARGMAX = "argmax"
+TOP_K = "top_k"
+GATHER = "gather"
+RACE = "exchange_race"  # the winners of all ranks, behind the logits that acceptance looks at
+NEIGHBOURS = (StepKind.ALL_REDUCE, StepKind.ALL_GATHER)
+# Ops that look for the largest elements among the columns of all ranks.
+DIVIDED = (ops.ShardedArgmax, ShardedAccept, ShardedTopK)
 
 SAFE_ALTERNATING = (
     "between two messages into this buffer every rank receives another exchange from its peer, "
@@ -42,11 +53,16 @@ SAFE_ONCE = "used once per launch, and every launch begins with a meeting of all
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """How one exchange step is done; with `meets` all ranks wait for each other behind it."""
+    """How one exchange step is done; with `meets` all ranks wait for each other behind it.
+
+    Attributes:
+      race: the second exchange of acceptance by sampling.
+    """
 
     algorithm: str
     exchange: str
     meets: bool = False
+    race: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,38 +94,52 @@ class ChooseCollectives:
         chosen: dict[str, Collective] = {}
         plans: dict[str, ExchangePlan] = {}
         sites = _exchange_sites(graph)
-        reduces = [one for one in sites if one.kind is StepKind.ALL_REDUCE]
-        argmaxes = [one for one in sites if isinstance(one.nodes[-1].op, ops.ShardedArgmax)]
+        reduces = [one for one in sites if one.kind in NEIGHBOURS]
+        best = [one for one in sites if isinstance(one.nodes[-1].op, DIVIDED)]
         neighbours = _Neighbours()
         first, last = neighbours.visit(graph.body)
-        if rounds > 1 and not argmaxes:
+        if rounds > 1 and not best:
             neighbours.join(last, first)
-        for step in argmaxes:
-            meets = rounds > 1 and not reduces
-            chosen[step.id] = Collective(algorithm=ARGMAX, exchange="exchange_argmax", meets=meets)
+        samples = samples_of(graph)
+        for step in best:
+            races = samples is not None and step.kind is StepKind.ACCEPT
+            meets = rounds > 1 and len(sites) == 1 and not races
+            kind = TOP_K if step.kind is StepKind.TOP_K else ARGMAX
+            name = f"exchange_{kind}"
+            assert name not in plans, f"{name} is used at two places"
+            race = RACE if races else None
+            chosen[step.id] = Collective(algorithm=kind, exchange=name, meets=meets, race=race)
             repeated = SAFE_MEETING if meets else SAFE_ALTERNATING
-            plans["exchange_argmax"] = ExchangePlan(
-                name="exchange_argmax",
-                kind=ARGMAX,
-                rows=2 * padded_rows,
+            plans[name] = ExchangePlan(
+                name=name,
+                kind=kind,
+                rows=(3 if races else 2) * padded_rows,
                 columns=VECTOR_LANES,
                 safe_because=repeated if rounds > 1 else SAFE_ONCE,
             )
+            if race is not None:
+                rows = 2 * padded_batch(graph.sharded.graph.batch)
+                plans[race] = replace(plans[name], name=race, rows=rows)
         places: dict[str, int] = {}
         for step in reduces:
             near = neighbours.of.get(step.id, set())
             repeats = step.id in near
-            algorithm = self._algorithm(graph, step, repeats, padded_rows, target, log)
-            columns = graph.widths[step.nodes[0].results[0].name]
+            if step.kind is StepKind.ALL_GATHER:
+                algorithm = GATHER
+                wanted = graph.resolve(step.nodes[0].operands[0]).width
+                columns = -(-wanted // VECTOR_LANES) * VECTOR_LANES
+            else:
+                algorithm = self._algorithm(graph, step, repeats, padded_rows, target, log)
+                columns = graph.widths[step.nodes[0].results[0].name]
             rows = 1 if algorithm == ONE_SHOT and graph.sharded.graph.rows == 1 else padded_rows
             name, safe_because = f"exchange_two_phase_{columns}", SAFE_TWO_PHASE
-            meets = repeats and algorithm == ONE_SHOT
+            meets = repeats and algorithm != TWO_PHASE
             if meets:
-                name, safe_because = f"exchange_one_shot_{columns}_met_{step.id}", SAFE_MEETING
-            elif algorithm == ONE_SHOT:
+                name, safe_because = f"exchange_{algorithm}_{columns}_met_{step.id}", SAFE_MEETING
+            elif algorithm != TWO_PHASE:
                 taken = {places[one] for one in near if one in places}
                 places[step.id] = next(place for place in count() if place not in taken)
-                name = f"exchange_one_shot_{columns}_{places[step.id]}"
+                name = f"exchange_{algorithm}_{columns}_{places[step.id]}"
                 safe_because = SAFE_ALTERNATING
             chosen[step.id] = Collective(algorithm=algorithm, exchange=name, meets=meets)
             plans[name] = ExchangePlan(
@@ -162,17 +192,21 @@ class ChooseCollectives:
 
 
 def _exchange_sites(graph: StepGraph) -> list[Step]:
-    return [step for step in graph.steps() if step.kind in (StepKind.ALL_REDUCE, StepKind.ARGMAX)]
+    return [
+        step
+        for step in graph.steps()
+        if step.kind in NEIGHBOURS or isinstance(step.nodes[-1].op, DIVIDED)
+    ]
 
 
 @dataclass(kw_only=True)
 class _Neighbours:
-    """All-reduces that may directly follow one another, by step id; loops close on themselves."""
+    """Exchanges that may directly follow one another, by step id; loops close on themselves."""
 
     of: dict[str, set[str]] = field(default_factory=dict)
 
     def visit(self, body: tuple[Step | StepLoop, ...]) -> tuple[list[str], list[str]]:
-        """Adds the neighbours in a body; returns its first and its last all-reduce, if any."""
+        """Adds the neighbours in a body; returns its first and its last exchange, if any."""
         first: list[str] = []
         last: list[str] = []
         for item in body:
@@ -180,7 +214,7 @@ class _Neighbours:
                 entry, exit = self.visit(item.body)
                 if item.count > 1:
                     self.join(exit, entry)
-            elif item.kind is StepKind.ALL_REDUCE:
+            elif item.kind in NEIGHBOURS:
                 entry = exit = [item.id]
             else:
                 continue

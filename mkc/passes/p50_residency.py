@@ -20,9 +20,14 @@ from mkc.passes.lifetimes import lifetimes
 from mkc.passes.lifetimes import pack
 from mkc.passes.p30_tile import ROW_BYTES
 from mkc.passes.p30_tile import Tiles
+from mkc.passes.p40_collectives import GATHER
 from mkc.passes.p40_collectives import ONE_SHOT
 from mkc.passes.p40_collectives import TWO_PHASE
 from mkc.passes.p40_collectives import Collectives
+from mkc.passes.ring_cost import RingUse
+from mkc.passes.ring_cost import exchanges_of
+from mkc.passes.ring_cost import ring_us
+from mkc.passes.sampled import samples_of
 from mkc.passes.steps import Step
 from mkc.passes.steps import StepGraph
 from mkc.passes.steps import StepKind
@@ -31,6 +36,7 @@ from mkc.passes.streams import Streams
 from mkc.passes.streams import place_streams
 from mkc.passes.streams import with_cache_slots
 from mkc.passes.streams import with_state_slots
+from mkc.passes.walk_scratch import walk_scratch
 from mkc.schedule.decisions import DecisionLog
 from mkc.schedule.program import TAPE_LANES
 from mkc.schedule.program import VECTOR_LANES
@@ -112,7 +118,10 @@ class Place:
             *_exchange_allocations(collectives.exchanges, graph.sharded.ranks, target),
             *_embed_allocations(graph, target),
             *_mask_allocations(graph, padded_rows, target),
+            *_walk_allocations(graph, padded_rows, target),
+            *_carried_allocations(graph, padded_rows, target),
         ]
+        block_rows = new_rows(is_round=bool(graph.scalars))
         reserve = self.reserve_bytes or target.vmem.reserve_bytes
         limit = target.vmem.usable_bytes - reserve
         slot_bytes = tiles.slot_rows * ROW_BYTES
@@ -120,7 +129,7 @@ class Place:
         # What does not fit gives way in this order: deep state rings, deep cache rings, the tape's.
         for smaller in (streams, with_state_slots(streams), with_cache_slots(streams)):
             streams = smaller
-            fixed = [*activations, *_stream_allocations(streams, target)]
+            fixed = [*activations, *_stream_allocations(streams, block_rows, target)]
             free = limit - sum(one.bytes for one in fixed)
             if free >= wanted:
                 break
@@ -136,7 +145,8 @@ class Place:
             chosen=f"{reserve} bytes left to the compiler",
             because=f"{total} of {limit} bytes of VMEM are planned",
         )
-        self._record(streams, slots, tiles, log)
+        self._record_ring(graph, slots, tiles, target, log)
+        self._record(streams, log)
         return Residency(
             buffers=buffers,
             views=views,
@@ -146,13 +156,26 @@ class Place:
             reserve_bytes=reserve,
         )
 
-    def _record(self, streams: Streams, slots: int, tiles: Tiles, log: DecisionLog) -> None:
+    def _record_ring(
+        self, graph: StepGraph, slots: int, tiles: Tiles, target: Target, log: DecisionLog
+    ) -> None:
+        use = RingUse(bytes=tiles.rows * ROW_BYTES, exchanges=exchanges_of(graph.body))
+        size = tiles.slot_rows * ROW_BYTES
+        predicted = {
+            count: f"predicted {ring_us(use, slots=count, load_bytes=size, target=target):.1f} us"
+            for count in (slots, tiles.slots, self.fewest_slots)
+        }
         log.choose(
             "residency.ring_slots",
             passed=self.name,
-            chosen=f"{slots} of {tiles.slots} wanted slots",
+            chosen=f"{slots} of {tiles.slots} wanted slots, {predicted[slots]}",
             because="the ring takes what the other arrays leave",
+            rejected={
+                f"{count} slots": cost for count, cost in predicted.items() if count != slots
+            },
         )
+
+    def _record(self, streams: Streams, log: DecisionLog) -> None:
         for stream in streams.streams:
             if stream.writes_back:
                 log.choose(
@@ -208,8 +231,7 @@ def _buffers(
         if name in facts:  # values whose names differ in punctuation only
             name = f"{name}_{len(facts)}"
         width = max(_lanes(graph, tiles, value, owners) for value in lifetime.values)
-        rounded = all(dtypes[value] is DType.BF16 for value in lifetime.values)
-        dtype = DType.BF16 if lifetime.matmul_left and rounded else DType.F32
+        dtype = _memory_dtype(lifetime, dtypes)
         facts[name] = (lifetime, width, dtype)
         wanted.append((name, dtype, width, lifetime.first, lifetime.last))
     placed, regions = pack(iter(wanted))
@@ -234,6 +256,14 @@ def _buffers(
     return tuple(buffers), views
 
 
+def _memory_dtype(lifetime: Lifetime, dtypes: dict[str, DType]) -> DType:
+    """bf16 for what only matmuls read, f32 for other numbers."""
+    kinds = {dtypes[value] for value in lifetime.values}
+    if kinds == {DType.I32}:
+        return DType.I32
+    return DType.BF16 if lifetime.matmul_left and kinds == {DType.BF16} else DType.F32
+
+
 def _dtypes(graph: StepGraph) -> dict[str, DType]:
     """Element types of all values that steps define or loops carry, fused projections included."""
     dtypes: dict[str, DType] = {}
@@ -246,10 +276,13 @@ def _dtypes(graph: StepGraph) -> dict[str, DType]:
                         dtypes[value.name] = value.type.dtype
                 visit(item.body)
                 continue
-            for node in item.nodes:
+            for node in (*item.nodes, *item.also):
                 dtypes.update({value.name: value.type.dtype for value in node.results})
-            if item.output:
-                dtypes[item.output] = item.nodes[0].results[0].type.dtype
+            if item.kind is StepKind.TAP:
+                dtypes[item.output] = DType.BF16
+            elif item.output:
+                for nodes, output in item.products:
+                    dtypes[output] = nodes[0].results[0].type.dtype
 
     visit(graph.body)
     return dtypes
@@ -258,9 +291,10 @@ def _dtypes(graph: StepGraph) -> dict[str, DType]:
 def _owners(graph: StepGraph) -> dict[str, str]:
     """Matmul output value -> step id."""
     return {
-        step.output if len(step.nodes) > 1 else step.nodes[0].results[0].name: step.id
+        output: step.id
         for step in graph.steps()
         if step.kind is StepKind.MATMUL
+        for _, output in step.products
     }
 
 
@@ -294,7 +328,15 @@ def _region_allocations(buffers: tuple[Buffer, ...], target: Target) -> list[All
     return out
 
 
-def _stream_allocations(streams: Streams, target: Target) -> list[Allocation]:
+def new_rows(*, is_round: bool) -> int:
+    """Rows of the blocks in which new keys and values of a sequence enter a cache.
+
+    One row lies in one aligned block; the rows of a round may touch two.
+    """
+    return 2 * EMBED_ROWS if is_round else EMBED_ROWS
+
+
+def _stream_allocations(streams: Streams, block_rows: int, target: Target) -> list[Allocation]:
     out = [
         Allocation(
             name=f"{one.name}_ring",
@@ -305,7 +347,7 @@ def _stream_allocations(streams: Streams, target: Target) -> list[Allocation]:
     ]
     for cache in streams.caches:
         tile = target.padded_bytes((cache.slots, cache.tile, cache.width), 2)
-        new = target.padded_bytes((cache.batch, EMBED_ROWS, cache.width), 2)
+        new = target.padded_bytes((cache.batch, block_rows, cache.width), 2)
         out += [
             Allocation(name=f"{cache.name}_ring", bytes=2 * tile, op="key and value tiles"),
             Allocation(name=f"{cache.name}_new", bytes=2 * new, op="new key and value rows"),
@@ -341,24 +383,27 @@ def exchange_buffers(plan: ExchangePlan, ranks: int) -> list[tuple[str, tuple[in
             ("send", (plan.rows, share), DType.BF16),
             ("gathered", (ranks, plan.rows, share), DType.BF16),
         ]
+    dtype = DType.BF16 if plan.kind == GATHER else DType.I32
     return [
-        ("send", (plan.rows, plan.columns), DType.I32),
-        ("receive", (ranks, plan.rows, plan.columns), DType.I32),
+        ("send", (plan.rows, plan.columns), dtype),
+        ("receive", (ranks, plan.rows, plan.columns), dtype),
     ]
 
 
 def _embed_allocations(graph: StepGraph, target: Target) -> list[Allocation]:
+    """Blocks of table rows, one set for all lookups in one table."""
     local = graph.sharded.graph
+    first: dict[str, str] = {}
+    for step in graph.steps():
+        if step.kind is StepKind.EMBED:
+            first.setdefault(step.nodes[0].operands[1], step.id)
     return [
         Allocation(
-            name=f"{step.id}_blocks",
-            bytes=target.padded_bytes(
-                (local.batch, EMBED_ROWS, local.params[step.nodes[0].operands[1]].type.shape[1]), 2
-            ),
+            name=f"{step}_blocks",
+            bytes=target.padded_bytes((local.rows, EMBED_ROWS, local.params[key].type.shape[1]), 2),
             op="embedding rows",
         )
-        for step in graph.steps()
-        if step.kind is StepKind.EMBED
+        for key, step in first.items()
     ]
 
 
@@ -371,3 +416,32 @@ def _mask_allocations(graph: StepGraph, padded_rows: int, target: Target) -> lis
             name = f"{step.nodes[0].operands[1]}_block"
             found.append(Allocation(name=name, bytes=size, op="masks of allowed tokens"))
     return found
+
+
+def _carried_allocations(graph: StepGraph, padded_rows: int, target: Target) -> list[Allocation]:
+    samples = samples_of(graph)
+    size = target.padded_bytes((padded_rows, VECTOR_LANES), DType.F32.bytes)
+    return [
+        Allocation(name=f"{name}_rows", bytes=size, op="of the drafts, from round to round")
+        for name in (samples.proposed if samples else ())
+    ]
+
+
+def _walk_allocations(graph: StepGraph, padded_rows: int, target: Target) -> list[Allocation]:
+    local = graph.sharded.graph
+    return [
+        Allocation(
+            name=f"{step.id}_{one.name}",
+            bytes=target.padded_bytes(one.shape, DType.BF16.bytes),
+            op="rows of the selector's tables",
+        )
+        for step in graph.steps()
+        if step.kind is StepKind.SELECTOR_WALK
+        for one in walk_scratch(
+            graph.resolve(step.nodes[0].operands[0]).width,
+            local.params[step.nodes[0].operands[3]].type.shape[1],
+            local.batch,
+            padded_rows,
+        )
+        if one.kind == DType.BF16.value
+    ]

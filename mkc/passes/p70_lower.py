@@ -11,7 +11,11 @@ from mkc.ir.graph import Node
 from mkc.ir.types import DType
 from mkc.ir.types import TensorType
 from mkc.passes.lifetimes import external_operands
+from mkc.passes.lower_rounds import round_phase
+from mkc.passes.lower_rounds import round_plan
+from mkc.passes.lower_rounds import scalar_table
 from mkc.passes.operands import kernel_operands
+from mkc.passes.operands import table_operands
 from mkc.passes.p30_tile import Tiles
 from mkc.passes.p40_collectives import Collectives
 from mkc.passes.p50_residency import Residency
@@ -30,6 +34,7 @@ from mkc.schedule.program import MatmulPhase
 from mkc.schedule.program import NarrowMatmulPhase
 from mkc.schedule.program import Phase
 from mkc.schedule.program import Piece
+from mkc.schedule.program import Product
 from mkc.schedule.program import Program
 from mkc.schedule.program import StreamAdvancePhase
 from mkc.schedule.program import StreamWaitPhase
@@ -75,7 +80,7 @@ class Lower:
         logits = local.outputs.get("logits")
         return Program(
             name=local.name,
-            scheme="none",
+            scheme=local.metadata.get("scheme", "none"),
             ranks=graph.sharded.ranks,
             batch=local.batch,
             rows=local.rows,
@@ -98,6 +103,8 @@ class Lower:
             logits_whole=bool(logits) and logits in _whole_outputs(graph),
             rounds_per_launch=self.rounds,
             vmem_limit_bytes=target.vmem.total_bytes,
+            scalars=scalar_table(graph),
+            round=round_plan(graph, lowering.view),
         )
 
 
@@ -148,8 +155,8 @@ class _Lowering:
             StepKind.ATTENTION: self.attention,
             StepKind.ALL_REDUCE: self.all_reduce,
             StepKind.ARGMAX: self.argmax,
-        }[step.kind]
-        return build(step)
+        }.get(step.kind)
+        return build(step) if build else round_phase(self, step, title(step))
 
     def embed(self, step: Step) -> Phase:
         (node,) = step.nodes
@@ -157,8 +164,8 @@ class _Lowering:
             id=step.id,
             title=title(step),
             location=node.location,
-            source=node.operands[0],
-            table=f"table_{step.id}",
+            source=self.graph.scalars.get(node.operands[0], node.operands[0]),
+            table=table_operands(self.graph)[node.operands[1]],
             param=node.operands[1],
             output=self.view(node.results[0].name),
         )
@@ -175,13 +182,16 @@ class _Lowering:
     def matmul(self, step: Step) -> Phase:
         node = step.nodes[0]
         tiling = self.tiles.tilings[step.id]
-        output = step.output if len(step.nodes) > 1 else node.results[0].name
+        first, *also = (
+            Product(left=self.view(nodes[0].operands[0]), output=self.view(output))
+            for nodes, output in step.products
+        )
         return MatmulPhase(
             id=step.id,
             title=title(step),
             location=node.location,
-            left=self.view(node.operands[0]),
-            output=self.view(output),
+            left=first.left,
+            output=first.output,
             K=tiling.K,
             columns=tiling.columns,
             blocks=tiling.blocks,
@@ -190,6 +200,7 @@ class _Lowering:
             rounds=_rounds(node),
             pieces=self.pieces(step),
             runs=self.prefetched.runs[step.id],
+            also=tuple(also),
         )
 
     def narrow(self, step: Step) -> Phase:
@@ -227,6 +238,12 @@ class _Lowering:
             states={key: streams.state_of[key] for node in step.nodes for key in node.states},
             reads=reads,
             writes=writes,
+            scalars={
+                name: self.graph.scalars[name]
+                for node in step.nodes
+                for name in (*node.operands, *_rests(node))
+                if name in self.graph.scalars
+            },
         )
 
     def delta_rule(self, step: Step) -> Phase:
@@ -319,6 +336,11 @@ def title(step: Step) -> str:
     if step.kind in (StepKind.MATMUL, StepKind.NARROW_MATMUL):
         return "linear " + ", ".join(node.operands[1] for node in step.nodes)
     return ", ".join(dict.fromkeys(node.op.mnemonic for node in step.nodes))
+
+
+def _rests(node: Node) -> tuple[str, ...]:
+    """The input that a node reads to see which sequences rest, besides its operands."""
+    return ("positions",) if node.states else ()
 
 
 def _rounds(node: Node) -> bool:

@@ -14,6 +14,7 @@ from mkc.errors import PassSpecError
 from mkc.ir.graph import Graph
 from mkc.ir.verify import findings
 from mkc.passes import shard_rules as shard_rules  # registers the SHARD facets
+from mkc.passes import shard_rules_spec as shard_rules_spec
 from mkc.passes.dtypes import check_dtypes
 from mkc.passes.p10_shard import Shard
 from mkc.passes.p10_shard import infer_local
@@ -73,7 +74,7 @@ class Pipeline:
         log = DecisionLog()
         check_dtypes(graph)
         padded_rows = -(-graph.rows // ROW_TILE) * ROW_TILE
-        sharded = self.shard.apply(graph, log)
+        sharded = self.shard.apply(graph, log, target=target)
         infer_local(sharded.graph)
         _assert_valid(sharded.graph)
         steps = self.fuse.apply(sharded, log)

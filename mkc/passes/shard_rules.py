@@ -29,12 +29,18 @@ def embed(op: ops.Embed, operands: Operands, context: ShardContext) -> Rule:
 
 @SHARD.register(ops.Linear)
 def linear(op: ops.Linear, operands: Operands, context: ShardContext) -> Rule:
-    """Column parallel on a replicated input, row parallel (partial sums) on a divided one."""
+    """Column parallel on a replicated input, row parallel (partial sums) on a divided one.
+
+    Where that was chosen, the columns of all ranks are gathered.
+    """
     x = known(operands[0])
     weight = context.types[1]
     name = context.node.operands[1]
     if context.ranks == 1:
         return Rule(operands=(REPLICATED, REPLICATED), results=(REPLICATED,))
+    if name in context.gathered:
+        divided = Sharding(axis=0, shards=context.ranks)
+        return Rule(operands=(x, divided), results=(REPLICATED,), part=replace(divided, axis=1))
     if x.axis is None:
         divided = context.divide_units(weight, 0, name)
         result = divided if divided.axis is None else replace(divided, axis=1)

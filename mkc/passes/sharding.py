@@ -59,6 +59,7 @@ class ShardedGraph:
       full: the graph as the author wrote it; parameters keep the checkpoint's shapes there.
       ranks: size of the mesh.
       params, states: how each one is divided.
+      gathered: weights that are divided though every rank needs their whole result.
     """
 
     graph: Graph
@@ -66,3 +67,4 @@ class ShardedGraph:
     ranks: int
     params: dict[str, Sharding]
     states: dict[str, Sharding]
+    gathered: frozenset[str] = frozenset()

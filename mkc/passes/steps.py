@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from mkc.ir.graph import Carry
+from mkc.ir.graph import Graph
 from mkc.ir.graph import Node
+from mkc.ir.types import DType
 from mkc.passes.sharding import ShardedGraph
 
 
@@ -28,6 +30,14 @@ class StepKind(StrEnum):
     ATTENTION = "attention"
     ALL_REDUCE = "all_reduce"
     ARGMAX = "argmax"
+    KEPT_DELTA_RULE = "kept_delta_rule"
+    ROWS_ATTENTION = "rows_attention"
+    TAP = "tap"
+    ALL_GATHER = "all_gather"
+    TOP_K = "top_k"
+    ACCEPT = "accept"
+    SELECTOR_WALK = "selector_walk"
+    SCALAR = "scalar"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +47,29 @@ class Step:
     Attributes:
       id: stable id, `p00` onwards in program order.
       nodes: the graph nodes it covers; several for fused projections and vector chains.
-      output: name of the value that a fused projection writes, holding all nodes' results.
+      output: name of the value that a fused projection writes, holding all nodes' results; of the
+        value that holds all taps.
+      also: the same projections, node by node, of another value.
+      also_output: what `output` is to `nodes`.
     """
 
     id: str
     kind: StepKind
     nodes: tuple[Node, ...]
     output: str = ""
+    also: tuple[Node, ...] = ()
+    also_output: str = ""
+
+    @property
+    def products(self) -> tuple[tuple[tuple[Node, ...], str], ...]:
+        """For every left operand of a matmul the projections and the value that they write."""
+        found = [(self.nodes, self.output)]
+        if self.also:
+            found.append((self.also, self.also_output))
+        return tuple(
+            (nodes, output if len(nodes) > 1 else nodes[0].results[0].name)
+            for nodes, output in found
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +98,14 @@ class StepGraph:
     Attributes:
       aliases: where every value that has no buffer of its own lies.
       widths: lanes of every base value.
+      scalars: in a round, the values in scalar memory and the names of their arrays.
     """
 
     sharded: ShardedGraph
     body: tuple[Step | StepLoop, ...]
     aliases: dict[str, Alias]
     widths: dict[str, int]
+    scalars: dict[str, str]
 
     def resolve(self, name: str) -> Alias:
         """The buffer lanes of a value."""
@@ -103,6 +131,24 @@ def lanes(shape: tuple[int, ...]) -> int:
     for size in shape[1:] if len(shape) > 1 else shape:
         count *= size
     return count
+
+
+def is_round(graph: Graph) -> bool:
+    """Whether a graph is a round of a speculative scheme: it says how many tokens it emits."""
+    return {"emitted", "count"} <= graph.outputs.keys()
+
+
+def scalar_arrays(graph: Graph) -> dict[str, str]:
+    """Values of a round that live in scalar memory -> the names of their arrays."""
+    if not is_round(graph):
+        return {}
+    carried = [value for value in graph.inputs if value.name in graph.outputs]
+    values = [*carried, *(value for node in graph.body.nodes() for value in node.results)]
+    return {
+        value.name: f"s_{python_name(value.name)}"
+        for value in values
+        if value.type.dtype is DType.I32 and value.type.rank == 1
+    }
 
 
 def python_name(text: str) -> str:

@@ -12,13 +12,16 @@ import numpy as np
 
 from mkc.errors import ContextError
 from mkc.ir import ops
+from mkc.ir import ops_spec
 from mkc.ir.graph import Node
+from mkc.ir.graph import StateKind
 from mkc.ir.types import DType
 from mkc.passes.p20_fuse import NARROW_ROWS
 from mkc.passes.steps import Step
 from mkc.passes.steps import StepGraph
 from mkc.passes.steps import StepKind
 from mkc.passes.steps import StepLoop
+from mkc.passes.steps import lanes
 from mkc.passes.steps import python_name
 from mkc.schedule.program import TAPE_LANES
 from mkc.schedule.program import VECTOR_LANES
@@ -178,10 +181,15 @@ class _Placer:
             if name not in params:
                 continue
             shape = params[name].type.shape
-            if isinstance(node.op, ops.CausalConv):
+            if isinstance(node.op, ops.CausalConv | ops_spec.KeptConv):
                 found += [
                     PageRow(row=0, length=shape[0], param=name, tap=tap)
                     for tap in range(node.op.taps)
+                ]
+            elif isinstance(node.op, ops_spec.DynamicConv):
+                found += [
+                    PageRow(row=0, length=shape[2], param=name, index=(node.op.side, tap))
+                    for tap in range(shape[1])
                 ]
             else:
                 assert len(shape) == 1, f"{name}: a vector operation reads a matrix"
@@ -212,28 +220,50 @@ class _Placer:
     def states(self, node: Node) -> None:
         """The stream of a node's state."""
         states = self.graph.sharded.graph.states
-        if isinstance(node.op, ops.Attention):
-            self.cache(node)
-        elif isinstance(node.op, ops.CausalConv):
-            state = states[node.states[0]]
-            taps, channels = state.type.shape
-            self.state(
-                node.states[0],
-                item=(taps, self.padded_rows, channels),
-                dtype=DType.BF16,
-                items=state.instances,
-                purpose="convolution history of one layer, all sequences",
-            )
-        elif isinstance(node.op, ops.DeltaRule):
-            state = states[node.states[0]]
-            heads, keys, values = state.type.shape
-            self.state(
-                node.states[0],
-                item=(heads * keys, values),
-                dtype=DType.F32,
-                items=state.instances * self.graph.sharded.graph.batch,
-                purpose="recurrent state of one layer and sequence",
-            )
+        local = self.graph.sharded.graph
+        match node.op:
+            case ops.Attention():
+                self.cache(node, window=None)
+            case ops_spec.BlockAttention() as op:
+                self.cache(node, window=op.window)
+            case ops.CausalConv() | ops_spec.KeptConv():
+                state = states[node.states[0]]
+                taps, channels = state.type.shape
+                self.state(
+                    node.states[0],
+                    item=(taps, -(-local.batch // ROW_TILE) * ROW_TILE, channels),
+                    dtype=DType.BF16,
+                    items=state.instances,
+                    purpose="convolution history of one layer, all sequences",
+                )
+            case ops.DeltaRule() | ops_spec.KeptDeltaRule():
+                state = states[node.states[0]]
+                heads, keys, values = state.type.shape
+                self.state(
+                    node.states[0],
+                    item=(heads * keys, values),
+                    dtype=DType.F32,
+                    items=state.instances * local.batch,
+                    purpose="recurrent state of one layer and sequence",
+                )
+        self.kept_rows(node)
+
+    def kept_rows(self, node: Node) -> None:
+        """Streams of the rows that a node keeps to commit them later."""
+        local = self.graph.sharded.graph
+        for key in node.states:
+            state = local.states[key]
+            if state.kind is not StateKind.KEPT:
+                continue
+            width = lanes(state.type.shape)
+            if isinstance(node.op, ops_spec.KeptConv):
+                item, items = (local.rows, width), state.instances
+                purpose = "kept inputs of a convolution of one layer, all sequences"
+            else:
+                padded = -(-width // VECTOR_LANES) * VECTOR_LANES
+                item, items = (state.type.shape[0], padded), state.instances * local.batch
+                purpose = "kept rows of the delta rule of one layer and sequence"
+            self.state(key, item=item, dtype=state.type.dtype, items=items, purpose=purpose)
 
     def state(
         self, key: str, *, item: tuple[int, ...], dtype: DType, items: int, purpose: str
@@ -254,7 +284,7 @@ class _Placer:
             )
         )
 
-    def cache(self, node: Node) -> None:
+    def cache(self, node: Node, *, window: int | None) -> None:
         graph = self.graph.sharded.graph
         key_state = graph.states[node.states[0]]
         context, kv_heads, dim = key_state.type.shape
@@ -279,6 +309,7 @@ class _Placer:
                 width=kv_heads * dim,
                 tile=tile,
                 slots=CACHE_SLOTS,
+                window=window,
             )
         )
 
@@ -290,14 +321,8 @@ def _largest_tile(context: int) -> int:
 
 
 def _same_vector(a: PageRow, b: PageRow) -> bool:
-    return (a.param, a.tap, a.constant) == (b.param, b.tap, b.constant)
+    return replace(a, row=b.row) == b
 
 
 def _at(vector: PageRow, row: int) -> PageRow:
-    return PageRow(
-        row=row,
-        length=vector.length,
-        param=vector.param,
-        tap=vector.tap,
-        constant=vector.constant,
-    )
+    return replace(vector, row=row)

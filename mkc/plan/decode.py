@@ -21,6 +21,10 @@ from typing import get_type_hints
 from mkc.ir.facets import MNEMONICS
 from mkc.ir.ops import Op
 from mkc.plan.form import RECORD
+from mkc.schedule import round_phases
+from mkc.schedule.program import View
+
+MODULES = (round_phases,)  # of records that are known once their module is imported
 
 
 class DecodeError(Exception):
@@ -111,6 +115,6 @@ def _derived(base: Any) -> Iterator[Any]:
 
 @cache
 def _types(kind: Any) -> dict[str, Any]:
-    """Field -> annotation. `Op` is known to some modules only while types are checked."""
-    hints = get_type_hints(kind, localns={"Op": Op})
+    """Field -> annotation. Some modules know these types only while types are checked."""
+    hints = get_type_hints(kind, localns={"Op": Op, "View": View})
     return {part.name: hints[part.name] for part in fields(kind)}

@@ -52,6 +52,11 @@ class PlanFolder:
         program: Program = self._decoded(Program, "program")
         return program
 
+    @property
+    def unit(self) -> str:
+        """What is repeated: a `step`, or a `round` of a scheme."""
+        return "step" if self.program.round is None else "round"
+
     @cached_property
     def allocations(self) -> tuple[Allocation, ...]:
         allocations: tuple[Allocation, ...] = self._decoded(tuple[Allocation, ...], "allocations")

@@ -12,7 +12,7 @@ from typing import Any
 
 from mkc.ir.ops import Op
 
-PLAN_VERSION = 2  # a reader refuses another one
+PLAN_VERSION = 3  # a reader refuses another one
 DIGEST = "digest"  # key of plan.json
 RECORD = "record"  # key that names the dataclass of an object
 

@@ -17,10 +17,17 @@ from mkc.schedule.program import Loop
 from mkc.schedule.program import MatmulPhase
 from mkc.schedule.program import NarrowMatmulPhase
 from mkc.schedule.program import Phase
+from mkc.schedule.program import Product
 from mkc.schedule.program import Program
 from mkc.schedule.program import StreamWaitPhase
 from mkc.schedule.program import VectorPhase
 from mkc.schedule.program import View
+from mkc.schedule.round_phases import KeptDeltaRulePhase
+from mkc.schedule.round_phases import Remembered
+from mkc.schedule.round_phases import RowsAttentionPhase
+from mkc.schedule.round_phases import SelectorWalkPhase
+from mkc.schedule.round_phases import TapPhase
+from mkc.schedule.round_phases import TopKPhase
 
 ROW_BYTES = TAPE_LANES * 2
 BF16_BYTES = 2
@@ -124,15 +131,27 @@ def kernel_lines(source: str) -> dict[str, int]:
     return lines
 
 
+WRITTEN = ("output", "writes")  # fields of outputs
+
+
 def phase_buffers(phase: Phase, *, written: bool) -> tuple[str, ...]:
-    """Buffers of the fields that hold views; outputs are `output` and `writes`."""
+    """Buffers of the fields that hold views."""
     names: list[str] = []
     for part in fields(phase):
-        if (part.name in ("output", "writes")) is not written:
-            continue
         value = getattr(phase, part.name)
-        views = value.values() if isinstance(value, dict) else (value,)
-        names += [one.buffer for one in views if isinstance(one, View)]
+        if (part.name in WRITTEN) is written:
+            views = value.values() if isinstance(value, dict) else (value,)
+            names += [one.buffer for one in views if isinstance(one, View)]
+        if isinstance(value, Remembered) and not written:
+            names += [value.k.buffer, value.v.buffer]
+        for one in value if isinstance(value, tuple) else ():
+            if isinstance(one, Product):
+                names.append((one.output if written else one.left).buffer)
+    if isinstance(phase, TapPhase) and written:
+        names.append(phase.buffer)
+    if isinstance(phase, TopKPhase):
+        outputs = [phase.values.buffer, phase.ids.buffer]
+        names = outputs if written else [one for one in names if one not in outputs]
     return tuple(dict.fromkeys(names))
 
 
@@ -151,9 +170,15 @@ def _bytes(program: Program, phase: Phase) -> int:
             return sum(_item_bytes(program, one) for one in phase.states.values())
         case DeltaRulePhase():
             return _item_bytes(program, phase.stream) * program.batch
-        case AttentionPhase():
+        case KeptDeltaRulePhase():
+            names = (phase.state, phase.kept_k, phase.kept_u, phase.kept_decay)
+            return sum(_item_bytes(program, one) for one in names) * program.batch
+        case SelectorWalkPhase():
+            return program.rows * (phase.k + 1) * phase.rank * BF16_BYTES
+        case AttentionPhase() | RowsAttentionPhase():
             cache = next(one for one in program.caches if one.name == phase.cache)
-            return 2 * cache.batch * cache.context * cache.width * BF16_BYTES
+            positions = min(cache.context, cache.window or cache.context)
+            return 2 * cache.batch * positions * cache.width * BF16_BYTES
         case _:
             return 0
 
@@ -167,10 +192,18 @@ def _item_bytes(program: Program, stream: str) -> int:
 def _flops(program: Program, phase: Phase) -> int:
     """Multiplications and additions, each counted once."""
     match phase:
-        case MatmulPhase() | NarrowMatmulPhase():
+        case MatmulPhase():
+            return 2 * program.rows * phase.K * phase.columns * len(phase.lefts)
+        case NarrowMatmulPhase():
             return 2 * program.rows * phase.K * phase.columns
-        case AttentionPhase():
-            return 4 * program.rows * phase.heads * phase.head_dim * program.context
+        case AttentionPhase() | RowsAttentionPhase():
+            cache = next(one for one in program.caches if one.name == phase.cache)
+            seen = min(cache.context, cache.window or cache.context)
+            return 4 * program.rows * phase.heads * phase.head_dim * seen
+        case KeptDeltaRulePhase():
+            # the commit, then what the state has for keys and queries of every row
+            state = phase.value_heads * phase.key_dim * phase.value_dim
+            return 6 * program.rows * state
         case DeltaRulePhase():
             # decay, read of the state, its update, and the query's read
             state = phase.value_heads * phase.key_dim * phase.value_dim

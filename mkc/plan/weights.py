@@ -16,6 +16,10 @@ from mkc.schedule.program import phases_of
 PREDICTED = re.compile(r"predicted (\d+(?:\.\d+)?) us")
 
 
+# fields of phases that name a stream, a cache or a parameter
+NAMED = ("stream", "cache", "page", "param", "state", "kept_k", "kept_u", "kept_decay")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Weighed:
     """A decision and what it governs.
@@ -71,9 +75,10 @@ def _uses(folder: PlanFolder) -> dict[str, set[str]]:
     """Stream, cache, parameter -> phases that use it."""
     uses: dict[str, set[str]] = {}
     for phase in phases_of(folder.program.body):
-        names = [getattr(phase, key, "") for key in ("stream", "cache", "page", "param")]
+        names = [getattr(phase, key, "") for key in NAMED]
         names += getattr(phase, "states", {}).values()
         names += [one.param.partition("#")[0] for one in getattr(phase, "pieces", ())]
+        names += getattr(phase, "params", ())
         for name in filter(None, names):
             uses.setdefault(name, set()).add(phase.id)
     return uses

@@ -84,12 +84,14 @@ def pack(
     lowered: Lowered,
     folder: Path,
     *,
+    drafter: Sequence[str] = (),
     progress: Progress | None = None,
     workers: int | None = None,
 ) -> PackResult:
     """Packs a checkpoint for a plan, or continues to; does nothing when the folder is finished.
 
     Args:
+      drafter: identity of the drafter in it, see `mkc.runtime.manifest.drafter_identity`.
       progress: called from several threads; what it raises ends the packing.
       workers: threads; None takes the processors, up to MOST_WORKERS.
 
@@ -101,7 +103,8 @@ def pack(
     """
     checkpoint.check(lowered.steps.sharded.full)
     layout = pack_layout(lowered)
-    identity = {**plan_identity(lowered, layout), "sources": source_identity(checkpoint)}
+    plan = plan_identity(lowered, layout, drafter)
+    identity = {**plan, "sources": source_identity(checkpoint)}
     _check_folder(folder)
     if (folder / MANIFEST).exists():
         manifest = read_manifest(folder)
@@ -126,7 +129,7 @@ def pack(
             )
             continued = packing.run()
             records = [journal.records[number] for number in range(len(layout.pieces))]
-            document = manifest_document(lowered, checkpoint, layout, records)
+            document = manifest_document(lowered, checkpoint, layout, records, drafter)
             write_manifest(folder, document)
             (folder / JOURNAL).unlink()  # what a kill before this leaves is finished
     return PackResult(
@@ -369,8 +372,11 @@ class PackedWeights:
                         progress(piece.bytes)
 
 
-def load_packed(folder: Path, lowered: Lowered) -> PackedWeights:
+def load_packed(folder: Path, lowered: Lowered, drafter: Sequence[str] = ()) -> PackedWeights:
     """Opens a packed folder for a plan; reads headers only.
+
+    Args:
+      drafter: as for `pack`.
 
     Raises:
       PackedFolderError: it is not a finished packed folder.
@@ -379,7 +385,7 @@ def load_packed(folder: Path, lowered: Lowered) -> PackedWeights:
     """
     layout = pack_layout(lowered)
     manifest = read_manifest(folder)
-    refuse_difference(folder, manifest, plan_identity(lowered, layout))
+    refuse_difference(folder, manifest, plan_identity(lowered, layout, drafter))
     for file in layout.files:
         path = folder / file.name
         try:

@@ -272,8 +272,10 @@ class Generator:
         """Decode rounds for sequences that have a token to feed."""
         slots = self.backend.batch
         masks: list[Array | None] = [None] * slots
+        drafting = self._drafting if all(map(self._drafts, ready)) else None
         for one in ready:
-            if not one.needs_logits:  # for others the host applies it, after their biases
+            # Of others the host looks at it: after their biases, or when they have drafted.
+            if drafting is None and not one.needs_logits:
                 masks[one.slot] = one.token_mask()
         going = [one for one in ready if one.finish is None]
         if not going:
@@ -290,10 +292,11 @@ class Generator:
             active[one.slot] = True
             rounds[one.slot] = self._launch_rounds(one, count)
             # A launch looks for so many; the host for all of them.
-            stop_ids[one.slot] = sorted(one.stop_ids)[: self.backend.stop_ids_per_launch]
-        if self._drafting is not None and all(map(self._drafts, going)):
+            if drafting is None or not one.is_restricted:  # else it may not be allowed to stop
+                stop_ids[one.slot] = sorted(one.stop_ids)[: self.backend.stop_ids_per_launch]
+        if drafting is not None:
             rows = tokens, positions, active
-            self._speculate(self._drafting, going, rows, max(rounds), stop_ids)
+            self._speculate(drafting, going, rows, max(rounds), stop_ids)
         elif any(one.needs_logits for one in going):
             result = self.backend.step(tokens, positions, active, masks=masks)
             for one in going:
@@ -339,11 +342,9 @@ class Generator:
                     break
                 one.statistics.rounds += 1
                 one.statistics.drafted += drafts
-                before = one.statistics.output_tokens
-                for token in emitted:
-                    if one.finish is None:
-                        one.take(Choice(token=token))
-                taken = one.statistics.output_tokens - before
+                taken = one.take_proposed(emitted)
+                if taken < len(emitted) and one.finish is None:
+                    backend.retract(one.slot, taken)
                 accepted = min(taken, len(emitted) - 1)
                 one.statistics.accepted += accepted
                 self.draft_rounds[accepted] += bool(drafts)

@@ -26,11 +26,10 @@ from mkc.runtime.placement import place_ranks
 from mkc.runtime.placement import to_host
 from mkc.runtime.shards import Array
 from mkc.runtime.state import StateLayout
+from mkc.runtime.stop_ids import stop_table
 from mkc.runtime.token_masks import Masks
 from mkc.runtime.token_masks import kernel_masks
-from mkc.schedule.program import STOP_IDS
 
-NO_STOP = -1  # no token has this id
 WEIGHT_ROLES = ("tape", "page", "narrow", "table")
 AXIS = "tp"
 
@@ -90,11 +89,7 @@ class KernelSession:
         self.module = load_module(self.source)
         self.step_function = self.module.build(self.mesh, self.interpret)
         self.program = self.lowered.program
-        self.layout = StateLayout(
-            program=self.program,
-            sharded=self.lowered.steps.sharded,
-            streams=self.lowered.residency.streams,
-        )
+        self.layout = StateLayout.of(self.lowered)
         self._formats = {
             operand.name: operand_format(operand, self.mesh, self.interpret)
             for operand in self.module.SPEC.operands
@@ -157,9 +152,8 @@ class KernelSession:
         self._place_masks(masks)
         for name, value in (("tokens", tokens), ("positions", positions)):
             self.place(name, [np.asarray(value, np.int32)])
-        results = self.step_function(*self._arguments())
-        self._keep(results)
-        logits = self._logits(results[1]) if self.program.logits is not None else None
+        results = self.call()
+        logits = self.logits_of(results[1]) if self.program.logits is not None else None
         return StepResult(next_token=np.asarray(results[0]), logits=logits)
 
     def launch(
@@ -188,24 +182,19 @@ class KernelSession:
         most = self.program.rounds_per_launch
         self._place_masks(masks)
         assert all(1 <= one <= most for one in rounds), f"{rounds} rounds in one launch"
-        stops = np.full((self.program.batch, STOP_IDS), NO_STOP, np.int32)
-        for sequence, ids in enumerate(stop_ids):
-            assert len(ids) <= STOP_IDS, f"{len(ids)} stop ids, at most {STOP_IDS}"
-            stops[sequence, : len(ids)] = ids
         scalars = (
             ("tokens", tokens),
             ("positions", positions),
             ("rounds", rounds),
-            ("stop_ids", stops.reshape(-1)),
+            ("stop_ids", stop_table(stop_ids, self.program.batch).reshape(-1)),
         )
         for name, value in scalars:
             self.place(name, [np.asarray(value, np.int32)])
-        emitted, count, *rest = self.step_function(*self._arguments())
-        self._keep(rest)
+        emitted, count, *rest = self.call()
         ran = int(np.asarray(count)[0])
         shape = (most, self.program.batch)
         tokens = np.asarray(emitted).reshape(shape)[:ran]
-        logits = self._logits(rest[0]) if with_logits else None
+        logits = self.logits_of(rest[0]) if with_logits else None
         return LaunchResult(tokens=tokens, rounds=ran, logits=logits)
 
     def _place_masks(self, masks: Masks) -> None:
@@ -222,23 +211,24 @@ class KernelSession:
         else:
             self.operands[operand.name] = self._everything
 
-    def _arguments(self) -> list[jax.Array]:
-        return [self.operands[operand.name] for operand in self.program.operands]
-
-    def _keep(self, results: Sequence[jax.Array]) -> None:
-        """Takes the updated arrays from the end of a call's results."""
+    def call(self) -> tuple[jax.Array, ...]:
+        """One launch with the placed operands; those that it updates are replaced."""
+        results: tuple[jax.Array, ...] = self.step_function(
+            *(self.operands[operand.name] for operand in self.program.operands)
+        )
         updated = [operand.name for operand in self.program.operands if operand.updated]
         if updated:
             self.operands.update(zip(updated, results[-len(updated) :], strict=True))
+        return results
 
-    def _logits(self, array: jax.Array) -> Array:
-        """The ranks' columns without their padding, side by side."""
+    def logits_of(self, array: jax.Array) -> Array:
+        """Returned logits on the host, without padding: f32 [rows, vocab]."""
         assert self.program.logits is not None
         columns = self.program.logits.width
         shares = 1 if self.program.logits_whole else self.program.ranks
         parts = np.split(to_host(array), shares, axis=1)
         joined = np.concatenate([part[:, :columns] for part in parts], axis=1)
-        return joined[: self.program.batch]
+        return joined[: self.program.rows]
 
 
 def mesh_of(devices: Sequence[Any]) -> Mesh:

@@ -21,7 +21,6 @@ from mkc.passes.sharding import ShardedGraph
 from mkc.passes.sharding import Sharding
 from mkc.runtime.pack import executions
 from mkc.runtime.pack import narrow_phase
-from mkc.runtime.pack import table_phase
 from mkc.runtime.safetensors_file import header_bytes
 from mkc.runtime.shards import Run
 from mkc.runtime.shards import holds_zeros
@@ -220,7 +219,7 @@ def _pieces(program: Program, sharded: ShardedGraph) -> Iterator[PackPiece]:
     yield from _tape_pieces(program, sharded)
     for operand in program.operands:
         if operand.role == "table":
-            yield from _table_pieces(program, sharded, operand)
+            yield from _table_pieces(sharded, operand)
         elif operand.role in ("page", "narrow"):
             item = prod(operand.shape[1:]) * operand.dtype.bytes
             for instance in range(operand.shape[0]):
@@ -296,10 +295,8 @@ def _joined(rows: list[Source]) -> tuple[Source, ...]:
     return tuple(joined)
 
 
-def _table_pieces(
-    program: Program, sharded: ShardedGraph, operand: Operand
-) -> Iterator[TablePiece]:
-    param = sharded.full.params[table_phase(program, operand.name).param]
+def _table_pieces(sharded: ShardedGraph, operand: Operand) -> Iterator[TablePiece]:
+    param = sharded.full.params[operand.param]
     row = operand.shape[1] * ELEMENT
     total = operand.shape[0] * row
     block = max(1, TABLE_BLOCK_BYTES // row) * row
@@ -326,8 +323,7 @@ def _lines(lowered: Lowered) -> Iterator[str]:
     for operand in program.operands:
         place = f"{operand.name} {operand.dtype}{list(operand.shape)}"
         if operand.role == "table":
-            param = table_phase(program, operand.name).param
-            yield f"table {place}: {_weight(sharded, param, 0)}"
+            yield f"table {place}: {_weight(sharded, operand.param, 0)}"
         elif operand.role == "narrow":
             phase = narrow_phase(program, operand.name)
             weights = " + ".join(_weight(sharded, one.param, None) for one in phase.pieces)
@@ -344,7 +340,8 @@ def _vector(sharded: ShardedGraph, row: PageRow) -> str:
         values = ",".join(value.hex() for value in row.constant)
         return f"{row.length} constants {sha256(values.encode()).hexdigest()}"
     tap = "" if row.tap is None else f" tap {row.tap}"
-    return f"{_weight(sharded, row.param, None)}{tap}"
+    index = f" at {list(row.index)}" if row.index else ""
+    return f"{_weight(sharded, row.param, None)}{tap}{index}"
 
 
 def _weight(sharded: ShardedGraph, key: str, instance: int | None) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,11 +27,12 @@ from mkc.runtime.layout import PackedFile
 from mkc.runtime.layout import PackLayout
 from mkc.runtime.layout import PackPiece
 
-VERSION = 1  # of the form of a packed folder; another one is refused
+VERSION = 2  # of the form of a packed folder; another one is refused
 MANIFEST = "manifest.json"
 JOURNAL = "journal.jsonl"
 CHECKSUM = "CRC-32 of the CRC-32s (4 bytes, little endian) of the piece's blocks"
-PLAN_KEYS = ("version", "ranks", "dtype_policy", "layout")  # what loading compares, in this order
+# What loading compares, in this order.
+PLAN_KEYS = ("version", "ranks", "dtype_policy", "drafter", "layout")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,14 +48,37 @@ class PieceRecord:
     not_finite: tuple[str, ...]
 
 
-def plan_identity(lowered: Lowered, layout: PackLayout) -> dict[str, Any]:
-    """What the plan decides of the bytes; the keys are PLAN_KEYS."""
+def plan_identity(
+    lowered: Lowered, layout: PackLayout, drafter: Sequence[str] = ()
+) -> dict[str, Any]:
+    """What the plan decides of the bytes; the keys are PLAN_KEYS.
+
+    Args:
+      drafter: see `drafter_identity`; empty for a kernel without drafts.
+    """
     return {
         "version": VERSION,
         "ranks": lowered.program.ranks,
         "dtype_policy": DTYPE_POLICY,
+        "drafter": list(drafter),
         "layout": list(layout.lines),
     }
+
+
+def drafter_identity(name: str, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """A drafter in lines, one for each entry of its config.json, so that one difference is shown.
+
+    Batch and context, which the same weights serve, are no part of it.
+    """
+    return (name, *_entries("", config))
+
+
+def _entries(prefix: str, config: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in sorted(config.items()):
+        if isinstance(value, Mapping):
+            yield from _entries(f"{prefix}{key}.", value)
+        else:
+            yield f"{prefix}{key} = {json.dumps(value)}"
 
 
 def source_identity(checkpoint: Checkpoint) -> list[dict[str, Any]]:
@@ -101,10 +126,11 @@ def manifest_document(
     checkpoint: Checkpoint,
     layout: PackLayout,
     records: Sequence[PieceRecord],
+    drafter: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The contents of manifest.json."""
     identity = {
-        **plan_identity(lowered, layout),
+        **plan_identity(lowered, layout, drafter),
         "sources": source_identity(checkpoint),
     }
     return {

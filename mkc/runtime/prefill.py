@@ -34,7 +34,7 @@ from mkc.runtime.prefill_graph import GraphWalk
 from mkc.runtime.prefill_graph import Rows
 from mkc.runtime.prefill_ops import AXIS
 from mkc.runtime.prefill_state import StateAccess
-from mkc.runtime.state import StateLayout
+from mkc.runtime.prefill_state import state_access
 from mkc.runtime.tape_index import index_weights
 from mkc.schedule.decisions import DecisionLog
 from mkc.schedule.program import Operand
@@ -71,6 +71,8 @@ class PrefillProgram:
       rows: tokens of each lane in one call.
       lanes: sequences in one call.
       all_rows: results for every row instead of the last one of each lane.
+      graph: what is evaluated, one row per sequence; None for the kernel's own graph. A kernel that
+        runs rounds has another one for prompts, over the same weights and states.
     """
 
     lowered: Lowered
@@ -78,6 +80,7 @@ class PrefillProgram:
     rows: int
     lanes: int = 1
     all_rows: bool = False
+    graph: Graph | None = None
 
     def __post_init__(self) -> None:
         program = self.lowered.program
@@ -90,7 +93,19 @@ class PrefillProgram:
 
     @cached_property
     def states(self) -> tuple[Operand, ...]:
-        return tuple(one for one in self.lowered.program.operands if one.updated)
+        """Operands that prompts change."""
+        arrays = {one.array for one in self._access.values()}
+        return tuple(one for one in self.lowered.program.operands if one.name in arrays)
+
+    @cached_property
+    def full(self) -> Graph:
+        """What is evaluated, of all ranks."""
+        return self.graph or self.lowered.steps.sharded.full
+
+    @cached_property
+    def local(self) -> Graph:
+        """What is evaluated, of one rank, for one row of each lane."""
+        return self._local(1)
 
     @property
     def on_tpu(self) -> bool:
@@ -117,9 +132,7 @@ class PrefillProgram:
 
     @cached_property
     def _logits_partition(self) -> PartitionSpec:
-        full = self.lowered.steps.sharded.full
-        local = self.lowered.steps.sharded.graph
-        name = full.outputs["logits"]
+        name = self.full.outputs["logits"]
         widths = [
             next(
                 value.type.shape[1]
@@ -127,7 +140,7 @@ class PrefillProgram:
                 for value in node.results
                 if value.name == name
             )
-            for graph in (full, local)
+            for graph in (self.full, self.local)
         ]
         return PartitionSpec() if widths[0] == widths[1] else PartitionSpec(None, AXIS)
 
@@ -212,9 +225,9 @@ class PrefillProgram:
         positions = jnp.where(number < counts[:, None], starts[:, None] + number, -1)
         walk = GraphWalk(
             graph=self._local(self.rows),
-            last=self._local(1),
+            last=self.local,
             weights=dict(zip((one.name for one in self.weights), weights, strict=True)),
-            states=self._access(),
+            states=self._access,
             rows=Rows(slots=slots, starts=starts, counts=counts, positions=positions),
             all_rows=self.all_rows,
             strided=self.on_tpu,
@@ -231,21 +244,14 @@ class PrefillProgram:
 
     def _local(self, rows: int) -> Graph:
         """The graph of one rank for `rows` tokens of each lane."""
-        full = with_rows_per_sequence(self.lowered.steps.sharded.full, rows, batch=self.lanes)
-        return Shard(ranks=self.lowered.program.ranks).apply(full, DecisionLog()).graph
+        full = with_rows_per_sequence(self.full, rows, batch=self.lanes)
+        shard = Shard(ranks=self.lowered.program.ranks)
+        return shard.apply(full, DecisionLog(), like=self.lowered.steps.sharded).graph
 
+    @cached_property
     def _access(self) -> dict[str, StateAccess]:
-        layout = StateLayout(
-            program=self.lowered.program,
-            sharded=self.lowered.steps.sharded,
-            streams=self.lowered.residency.streams,
-        )
-        return {
-            key: StateAccess(
-                state=state, array=layout.operand_of(key), batch=self.lowered.program.batch
-            )
-            for key, state in self.lowered.steps.sharded.graph.states.items()
-        }
+        known = state_access(self.lowered)
+        return {key: known[key] for key in self.full.states if key in known}
 
 
 def _partition(operand: Operand) -> PartitionSpec:
@@ -259,11 +265,13 @@ class Prefill:
 
     Attributes:
       sizes: rows of the programs, ascending.
+      graph: as of `PrefillProgram`.
     """
 
     lowered: Lowered
     mesh: Mesh
     sizes: tuple[int, ...] = ()
+    graph: Graph | None = None
     _programs: dict[int, PrefillProgram] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -274,7 +282,9 @@ class Prefill:
         """The program of one size, for one sequence."""
         assert rows in self.sizes, f"no program of {rows} rows, only {self.sizes}"
         if rows not in self._programs:
-            self._programs[rows] = PrefillProgram(lowered=self.lowered, mesh=self.mesh, rows=rows)
+            self._programs[rows] = PrefillProgram(
+                lowered=self.lowered, mesh=self.mesh, rows=rows, graph=self.graph
+            )
         return self._programs[rows]
 
     def blocks(

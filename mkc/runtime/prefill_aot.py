@@ -57,9 +57,10 @@ class PrefillAot:
 
 @dataclass(frozen=True, kw_only=True)
 class _Request:
-    """What the child process is asked to do."""
+    """What the child process is asked to do; `prompts_text` is empty for the kernel's own graph."""
 
     graph_text: str
+    prompts_text: str
     target: str
     tp: int
     passes: str
@@ -75,13 +76,15 @@ def compile_prefill_ahead(
     tp: int,
     rows: int,
     lanes: int = 1,
+    prompts: Graph | None = None,
     passes: str = "",
     timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> PrefillAot:
     """Compiles one prefill program.
 
     Args:
-      graph: of the kernel: one row per sequence, its batch and context.
+      graph: of the kernel, with its batch and context.
+      prompts: what is evaluated, as `graph` of `PrefillProgram`.
       target: `GENERATION:TOPOLOGY`.
       tp: ranks.
       rows, lanes: as of `PrefillProgram`.
@@ -90,6 +93,7 @@ def compile_prefill_ahead(
         result_path = Path(folder, "result.json")
         request = _Request(
             graph_text=print_graph(graph),
+            prompts_text="" if prompts is None else print_graph(prompts),
             target=target,
             tp=tp,
             passes=passes,
@@ -157,7 +161,13 @@ def _compile(request: _Request) -> PrefillAot:
     description = topologies.get_topology_desc(platform="tpu", topology_name=request.target)
     devices = list(description.devices)[: request.tp]
     mesh = Mesh(numpy.array(devices), ("tp",))
-    program = PrefillProgram(lowered=lowered, mesh=mesh, rows=request.rows, lanes=request.lanes)
+    program = PrefillProgram(
+        lowered=lowered,
+        mesh=mesh,
+        rows=request.rows,
+        lanes=request.lanes,
+        graph=parse(request.prompts_text) if request.prompts_text else None,
+    )
     start = time.perf_counter()
     compiled = program.compiled
     seconds = time.perf_counter() - start

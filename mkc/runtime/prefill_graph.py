@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 from typing import Any
@@ -19,6 +20,7 @@ from jax import lax
 
 from mkc.errors import UnsupportedOpError
 from mkc.ir import ops
+from mkc.ir import ops_spec
 from mkc.ir.facets import REFERENCE
 from mkc.ir.graph import Graph
 from mkc.ir.graph import Node
@@ -28,7 +30,9 @@ from mkc.ir.reference_ops import OpContext
 from mkc.ir.reference_ops import by_sequence
 from mkc.ir.reference_ops import storage_dtype
 from mkc.ir.reference_ops import wide
+from mkc.passes.rank_ops import AllGather
 from mkc.passes.streams import rotary_frequencies
+from mkc.runtime.prefill_ops import AXIS
 from mkc.runtime.prefill_ops import append_rows
 from mkc.runtime.prefill_ops import argmax_over_ranks
 from mkc.runtime.prefill_ops import attend
@@ -38,6 +42,7 @@ from mkc.runtime.prefill_ops import sum_over_ranks
 from mkc.runtime.prefill_ops import tape_product
 from mkc.runtime.prefill_state import Memory
 from mkc.runtime.prefill_state import StateAccess
+from mkc.runtime.prefill_taps import tap_access
 from mkc.runtime.tape_index import BlockIndex
 from mkc.runtime.tape_index import Projection
 from mkc.schedule.program import TAPE_LANES
@@ -99,7 +104,7 @@ class GraphWalk:
       graph: of one rank, for all rows.
       last: the same graph for one row per lane.
       weights: weight operands of one rank by name.
-      states: access to each state by key.
+      states: access to each state that outlives the step, by key.
       all_rows: what comes after the last state is computed for every row, not the last ones only.
       strided: projections take the form that suits the TPU compiler, see `tape_product`.
     """
@@ -115,6 +120,7 @@ class GraphWalk:
     def __post_init__(self) -> None:
         self.types = value_types(self.graph)
         self.last_types = value_types(self.last)
+        self.taps = tap_access(self.graph)
 
     def run(self, index: BlockIndex, tokens: Array, memory: Memory) -> Environment:
         """Outputs by name; tokens i32 [L * T]."""
@@ -123,14 +129,18 @@ class GraphWalk:
         # becomes a copy, of the whole LM head.
         first = jnp.minimum(self.rows.counts[0], 0)
         scope = _Scope(index=index, instance=first, values=values)
-        items = self.graph.body.items
-        tail = len(items) if self.all_rows else _tail(items)
-        self.items(items[:tail], scope, memory)
-        if not self.all_rows:
+        memory.update({one.array: one.empty(self.graph.rows) for one in self.taps.values()})
+        items, last = self.graph.body.items, self.last.body.items
+        needed = _needed_by_states(items)
+        self.items(tuple(items[one] for one in needed), scope, memory)
+        rest = [number for number in range(len(items)) if number not in needed]
+        if self.all_rows:
+            self.items(tuple(items[one] for one in rest), scope, memory)
+        else:
             self.keep_last_rows(values)
             # Several projections may share a product that was computed for all rows.
             scope.products.clear()
-            self.items(self.last.body.items[tail:], scope, memory)
+            self.items(tuple(last[one] for one in rest), scope, memory)
         return {key: values[name] for key, name in self.graph.outputs.items()}
 
     def keep_last_rows(self, values: Environment) -> None:
@@ -155,7 +165,7 @@ class GraphWalk:
     def region(self, region: Repeat, index: BlockIndex, outer: _Scope, memory: Memory) -> None:
         """Runs a repeat region as a scan that carries the states it changes."""
         keys = [key for node in region.body.nodes() for key in node.states]
-        arrays = list(dict.fromkeys(self.states[key].array for key in keys))
+        arrays = list(dict.fromkeys(self.array(key) for key in keys))
 
         def body(carry: tuple[Any, Memory], number: Array) -> tuple[tuple[Any, Memory], None]:
             carried, inner_memory = carry
@@ -176,6 +186,10 @@ class GraphWalk:
         for one, array in zip(region.carries, final, strict=True):
             outer.values[one.result.name] = array
 
+    def array(self, key: str) -> str:
+        """Name in the memory of what holds a state."""
+        return self.taps[key].array if key in self.taps else self.states[key].array
+
     def node(self, node: Node, scope: _Scope, memory: Memory) -> tuple[Array, ...]:
         match node.op:
             case ops.Linear():
@@ -189,6 +203,17 @@ class GraphWalk:
                 return (self.delta_rule(node, scope, memory),)
             case ops.Attention() as op:
                 return (self.attention(op, node, scope, memory),)
+            case ops_spec.CacheAppend():
+                self.append(node.states, node.operands[:2], scope, memory)
+                return ()
+            case ops_spec.Tap():
+                shown = scope.values[node.operands[0]]
+                self.taps[node.states[0]].write(memory, scope.instance, shown)
+                return ()
+            case ops_spec.ReadTaps() as op:
+                return (self.read_taps(op, node, memory),)
+            case AllGather():
+                return (lax.all_gather(scope.values[node.operands[0]], AXIS, axis=1, tiled=True),)
             case ops.AllReduce() as op:
                 partial = scope.values[node.operands[0]]
                 return (sum_over_ranks(partial, op.ranks, self.dtype(node)),)
@@ -288,16 +313,30 @@ class GraphWalk:
         state.write(memory, scope.instance, self.rows.slots, new)
         return out.reshape(node.results[0].type.shape).astype(self.dtype(node))
 
-    def attention(self, op: ops.Attention, node: Node, scope: _Scope, memory: Memory) -> Array:
-        lanes, rows = self.graph.batch, self.rows
-        q, k, v = (by_sequence(scope.values[name], lanes) for name in node.operands[:3])
-        kv_heads = k.shape[2]
-        for key, new in zip(node.states, (k, v), strict=True):
-            array = self.states[key].array
+    def read_taps(self, op: ops_spec.ReadTaps, node: Node, memory: Memory) -> Array:
+        parts = [
+            self.taps[node.states[number]].read(memory, instance)
+            for number, instance in zip(op.numbers, op.instances, strict=True)
+        ]
+        return jnp.concatenate(parts, axis=-1)
+
+    def append(
+        self, states: tuple[str, ...], names: tuple[str, ...], scope: _Scope, memory: Memory
+    ) -> None:
+        """Writes the rows of values [rows, heads, dim] to caches."""
+        rows = self.rows
+        for key, name in zip(states, names, strict=True):
+            new, array = by_sequence(scope.values[name], self.graph.batch), self.states[key].array
             flat = new.reshape(*new.shape[:2], -1)
             memory[array] = append_rows(
                 memory[array], flat, scope.instance, rows.slots, rows.starts, rows.counts
             )
+
+    def attention(self, op: ops.Attention, node: Node, scope: _Scope, memory: Memory) -> Array:
+        lanes, rows = self.graph.batch, self.rows
+        self.append(node.states, node.operands[1:3], scope, memory)
+        q, k = (by_sequence(scope.values[name], lanes) for name in node.operands[:2])
+        kv_heads = k.shape[2]
         keys, values = (memory[self.states[key].array] for key in node.states)
         out = attend(
             q, keys, values, scope.instance, rows.slots, rows.positions, kv_heads, op.scale
@@ -312,7 +351,24 @@ def first_row(rows: tuple[int, ...], instance: Array) -> Array:
     return jnp.asarray(rows, jnp.int32)[instance]
 
 
-def _tail(items: tuple[Node | Repeat, ...]) -> int:
-    """Where the last rows are enough: behind the last item that changes a state."""
-    changing = [n for n, item in enumerate(items) if isinstance(item, Repeat) or item.states]
-    return changing[-1] + 1 if changing else 0
+def _needed_by_states(items: Sequence[Node | Repeat]) -> tuple[int, ...]:
+    """Numbers of the items that a change of a state needs; for the others the last rows do."""
+    needed: list[int] = []
+    read: set[str] = set()
+    for number, item in reversed(list(enumerate(items))):
+        if isinstance(item, Repeat):
+            read |= _reads(item)
+        elif item.states or read & {one.name for one in item.results}:
+            read |= set(item.operands)
+        else:
+            continue
+        needed.insert(0, number)
+    return tuple(needed)
+
+
+def _reads(region: Repeat) -> set[str]:
+    """Values that a region reads; some are defined in it."""
+    found = {carry.initial for carry in region.carries}
+    for item in region.body.items:
+        found |= _reads(item) if isinstance(item, Repeat) else set(item.operands)
+    return found

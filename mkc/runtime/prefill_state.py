@@ -7,6 +7,7 @@ sliced out of a kernel operand and put back, which XLA does in place.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import jax.numpy as jnp
 from jax import Array
@@ -14,6 +15,8 @@ from jax import lax
 
 from mkc.ir.graph import State
 from mkc.ir.graph import StateKind
+from mkc.passes.pipeline import Lowered
+from mkc.runtime.state import StateLayout
 
 type Memory = dict[str, Array]  # state operands of one rank by name
 
@@ -40,8 +43,18 @@ class StateAccess:
         return jnp.stack(parts)
 
     def _part(self, operand: Array, instance: Array, slot: Array) -> Array:
+        if self.state.kind is StateKind.KEPT:
+            return self._kept_rows(operand, instance, slot)
         part = lax.dynamic_slice(operand, self._place(instance, slot), self._part_shape(operand))
         return part.reshape(self.state.type.shape)
+
+    def _kept_rows(self, operand: Array, instance: Array, slot: Array) -> Array:
+        """T rows, whose order is (instance, sequence, row); zeros may stand behind their lanes."""
+        rows, *rest = self.state.type.shape
+        lanes = operand.shape[-1]
+        first = (instance * self.batch + slot) * rows
+        part = lax.dynamic_slice(operand.reshape(-1, lanes), (first, 0), (rows, lanes))
+        return part[:, : prod(rest)].reshape(self.state.type.shape)
 
     def _place(self, instance: Array, slot: Array) -> tuple[Array | int, ...]:
         """Where the part of one sequence begins in the operand."""
@@ -60,9 +73,19 @@ class StateAccess:
         return (1, 1, *operand.shape[2:])
 
     def write(self, memory: Memory, instance: Array, slots: Array, new: Array) -> None:
-        """Replaces what `read` gives; `memory` gets the changed operand."""
+        """Replaces what `read` gives; `memory` gets the changed operand. Not for kept rows."""
         operand = memory[self.array]
         for lane in range(len(slots)):
             part = new[lane].astype(operand.dtype).reshape(self._part_shape(operand))
             operand = lax.dynamic_update_slice(operand, part, self._place(instance, slots[lane]))
         memory[self.array] = operand
+
+
+def state_access(lowered: Lowered) -> dict[str, StateAccess]:
+    """Access to every state that a kernel remembers, by key."""
+    layout = StateLayout.of(lowered)
+    return {
+        key: StateAccess(state=one, array=layout.operand_of(key), batch=lowered.program.batch)
+        for key, one in lowered.steps.sharded.graph.states.items()
+        if one.kind is not StateKind.TAP
+    }

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 
 from mkc.errors import MkcError
 from mkc.errors import NoTokenAllowedError
+from mkc.ir.ops import MASK_BITS
 from mkc.runtime.request import Delta
 from mkc.runtime.request import Finish
 from mkc.runtime.request import FinishReason
@@ -62,6 +64,7 @@ class RunningSequence:
         self.statistics = SequenceStatistics(prompt_tokens=len(self.prompt))
         self._counts = TokenCounts(vocab, self.prompt) if request.sampling.has_penalties else None
         self._reader = output
+        self._was_refused = False  # the token that was proposed last
         self._clear()
 
     def _clear(self) -> None:
@@ -92,11 +95,16 @@ class RunningSequence:
 
     @property
     def may_draft(self) -> bool:
-        """Drafts are wanted, and a backend that samples can choose the next tokens by itself."""
+        """Drafts are wanted, and a backend that samples can choose the next tokens by itself.
+
+        A greedy sequence with a constraint drafts, too: what a backend chooses without the mask is
+        what it would choose with it wherever that is allowed; see `take_proposed`.
+        """
         sampling = self.request.sampling
         plain = not sampling.has_penalties and not sampling.logit_bias
-        chosen_alone = plain and sampling.alternatives is None and not self.is_restricted
-        return self.request.draft and chosen_alone
+        checked_alone = self.request.constraint is None or sampling.temperature == 0.0
+        chosen_alone = plain and sampling.alternatives is None and checked_alone
+        return self.request.draft and chosen_alone and not (self._stops_wait or self._was_refused)
 
     @property
     def is_restricted(self) -> bool:
@@ -125,10 +133,26 @@ class RunningSequence:
             return
         self.take(choice)
 
+    def take_proposed(self, tokens: Sequence[int]) -> int:
+        """Takes tokens that a backend has chosen without a mask; returns how many.
+
+        It stops where the sequence ends, and in front of a token that is not allowed: the next one
+        is then chosen with the mask.
+        """
+        for count, token in enumerate(tokens):
+            if self.finish is not None:
+                return count
+            if self.request.constraint is not None and not self._allows(token):
+                self._was_refused = True
+                return count
+            self.take(Choice(token=token))
+        return len(tokens)
+
     def take(self, choice: Choice) -> None:
         """Takes the next token of the output."""
         assert self.finish is None, f"sequence {self.number} has ended"
         token = choice.token
+        self._was_refused = False
         self.output.append(token)
         self.statistics.output_tokens += 1
         self._tokens.append(token)
@@ -190,6 +214,10 @@ class RunningSequence:
         if self._reader is not None and shown_to_the_end:
             self._events += self._reader.finish()
         self.finish = Finish(reason=reason, statistics=self.statistics, stop=stop, error=error)
+
+    def _allows(self, token: int) -> bool:
+        mask = self._allowed()
+        return mask is None or bool(mask[token // MASK_BITS] >> np.uint32(token % MASK_BITS) & 1)
 
     def _allowed(self) -> Array | None:
         """Tokens that may come next, as words; None for all."""

@@ -7,16 +7,20 @@ the ranks and laid out for its stream.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import ml_dtypes
 import numpy as np
 
 from mkc.ir.graph import StateKind
+from mkc.passes.pipeline import Lowered
 from mkc.passes.sharding import ShardedGraph
 from mkc.passes.streams import Streams
+from mkc.runtime.pack import DTYPES
 from mkc.runtime.shards import Array
 from mkc.runtime.shards import join_shards
 from mkc.runtime.shards import take_shard
+from mkc.schedule.program import Operand
 from mkc.schedule.program import Program
 
 
@@ -32,6 +36,15 @@ class StateLayout:
     sharded: ShardedGraph
     streams: Streams
 
+    @classmethod
+    def of(cls, lowered: Lowered) -> StateLayout:
+        """Of a kernel."""
+        return cls(
+            program=lowered.program,
+            sharded=lowered.steps.sharded,
+            streams=lowered.residency.streams,
+        )
+
     def operand_of(self, key: str) -> str:
         """Name of the operand that holds a state."""
         if key in self.streams.state_of:
@@ -45,6 +58,10 @@ class StateLayout:
                 return cache.value_array
         raise KeyError(key)
 
+    def _operand(self, key: str) -> Operand:
+        name = self.operand_of(key)
+        return next(one for one in self.program.operands if one.name == name)
+
     def to_kernel(self, key: str, state: Array, rank: int) -> Array:
         """One rank's operand from a state [instances, batch, ...] of all sequences."""
         full = self.sharded.full.states[key]
@@ -56,17 +73,25 @@ class StateLayout:
             ]
         )
         if full.kind is StateKind.CONV:
-            instances, batch, taps, channels = local.shape
-            padded = np.zeros(
-                (instances, taps, self.program.padded_rows, channels), ml_dtypes.bfloat16
-            )
+            batch = local.shape[1]
+            padded = np.zeros(self._operand(key).shape, ml_dtypes.bfloat16)
             padded[:, :, :batch] = local.transpose(0, 2, 1, 3)
             return padded
         if full.kind is StateKind.RECURRENT:
             instances, batch, heads, keys, values = local.shape
             return local.reshape(instances * batch, heads * keys, values).astype(np.float32)
+        if full.kind is StateKind.KEPT:
+            return self._kept_rows(key, local)
         instances, batch, context, heads, dim = local.shape
         return local.reshape(instances, batch, context, heads * dim).astype(ml_dtypes.bfloat16)
+
+    def _kept_rows(self, key: str, local: Array) -> Array:
+        """Rows [instances, batch, T, ...] as the operand: the rest as lanes, zeros behind them."""
+        operand = self._operand(key)
+        flat = local.reshape(*local.shape[:3], -1)
+        padded = np.zeros((*flat.shape[:3], operand.shape[-1]), DTYPES[operand.dtype])
+        padded[..., : flat.shape[-1]] = flat
+        return padded.reshape(operand.shape)
 
     def from_kernel(self, key: str, operands: list[Array]) -> Array:
         """The state [instances, batch, ...] from the operands of all ranks."""
@@ -92,4 +117,8 @@ class StateLayout:
         batch = self.program.batch
         if local.kind is StateKind.CONV:
             return operand[:, :, :batch].transpose(0, 2, 1, 3)
+        if local.kind is StateKind.KEPT:
+            rows, *rest = local.type.shape
+            lanes = operand.reshape(local.instances, batch, rows, -1)[..., : prod(rest)]
+            return lanes.reshape(local.instances, batch, rows, *rest)
         return operand.reshape(local.instances, batch, *local.type.shape)

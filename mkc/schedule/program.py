@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from dataclasses import field
 
 from mkc.ir.graph import Location
 from mkc.ir.graph import Node
 from mkc.ir.types import DType
+from mkc.schedule.scalars import RoundPlan
+from mkc.schedule.scalars import ScalarArray
 
 TAPE_LANES = 256  # lanes of a tape row: one weight block of the matrix unit, 512 bytes of bf16
 STOP_IDS = 8  # stop tokens that a launch of several rounds looks for, for each sequence
@@ -97,6 +100,7 @@ class CacheStream:
       layers: executions of the attention phase per step.
       width: kv heads * head dim, lanes of a cache row.
       tile: positions per tile.
+      window: keys nearer than this are seen, None for all.
     """
 
     name: str
@@ -108,6 +112,7 @@ class CacheStream:
     width: int
     tile: int
     slots: int
+    window: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,9 +120,12 @@ class Operand:
     """An array in HBM (or SMEM) that the kernel is called with; `shape` is one rank's part.
 
     Attributes:
-      role: `tape`, `page`, `narrow`, `table`, `state`, `cache`, or the name of a scalar input:
-        `tokens`, `positions`, `rounds`, `stop_ids`; or `token_masks`.
+      role: `tape`, `page`, `narrow`, `table`, `state`, `cache`, `carried` for rows that rounds hand
+        on, or the name of a scalar input: `tokens`, `positions`, `kept`, `rounds`, `budgets`,
+        `stop_ids`, of rounds that sample also `temperature`, `top_k`, `top_p`, `min_p`, `seed`,
+        `forced`; or `token_masks`.
       updated: the kernel writes it in place.
+      param: parameter key of a table.
     """
 
     name: str
@@ -126,6 +134,7 @@ class Operand:
     dtype: DType
     updated: bool
     purpose: str
+    param: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +144,14 @@ class Piece:
     param: str
     column: int
     width: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Product:
+    """output = left @ the weights of a matmul."""
+
+    left: View
+    output: View
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +198,7 @@ class EmbedPhase(Phase):
     """Looks token rows up in the replicated table.
 
     Attributes:
-      source: the step input that is looked up, `tokens` or `positions`.
+      source: what is looked up: `tokens` or `positions`, in a round the name of any scalars [rows].
       table: operand name.
       param: parameter key of the table.
     """
@@ -204,6 +221,7 @@ class MatmulPhase(Phase):
       steps: output steps; the last may be shorter (`last_blocks`, 0 when not).
       rounds: the output is rounded to bf16.
       pieces: the parameters, left to right.
+      also: other left operands of the same weights, and where their products go.
     """
 
     left: View
@@ -216,6 +234,17 @@ class MatmulPhase(Phase):
     rounds: bool
     pieces: tuple[Piece, ...]
     runs: tuple[TileRun, ...] = ()
+    also: tuple[Product, ...] = ()
+
+    @property
+    def lefts(self) -> tuple[View, ...]:
+        """All left operands."""
+        return (self.left, *(one.left for one in self.also))
+
+    @property
+    def outputs(self) -> tuple[View, ...]:
+        """Where the products go, as `lefts`."""
+        return (self.output, *(one.output for one in self.also))
 
     @property
     def steps(self) -> int:
@@ -266,6 +295,7 @@ class VectorPhase(Phase):
       states: state key -> stream.
       reads: value name -> where it is.
       writes: value name -> where it goes.
+      scalars: value name -> the scalars it is in, in a round.
     """
 
     page: str
@@ -273,6 +303,7 @@ class VectorPhase(Phase):
     states: dict[str, str]
     reads: dict[str, View]
     writes: dict[str, View]
+    scalars: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -372,7 +403,7 @@ class ExchangePlan:
     """Buffers and semaphores of one exchange site group.
 
     Attributes:
-      kind: `one_shot`, `two_phase` or `argmax`.
+      kind: `one_shot`, `two_phase`, `argmax`, `top_k` or `gather`.
       rows, columns: shape of the exchanged array.
       safe_because: why a receive buffer is free when the next message arrives.
     """
@@ -407,6 +438,7 @@ class PageRow:
     Attributes:
       param: parameter key; empty for a constant.
       tap: index along the last axis of a convolution weight, None for a plain vector.
+      index: of the vector along the leading axes of the parameter.
       constant: the values of a constant.
     """
 
@@ -414,12 +446,18 @@ class PageRow:
     length: int
     param: str = ""
     tap: int | None = None
+    index: tuple[int, ...] = ()
     constant: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """Everything that the code generator, the verifier and the simulator need about one rank."""
+    """Everything that the code generator, the verifier and the simulator need about one rank.
+
+    Attributes:
+      rows: token rows of a step, one sequence behind the other; buffers have `padded_rows`.
+      scalars, round: of a round of a speculative scheme; a plain step has none.
+    """
 
     name: str
     scheme: str
@@ -440,6 +478,8 @@ class Program:
     logits_whole: bool
     rounds_per_launch: int
     vmem_limit_bytes: int
+    scalars: tuple[ScalarArray, ...] = ()
+    round: RoundPlan | None = None
 
     def phases(self) -> Iterator[Phase]:
         """All phases in program order, loop bodies once."""

@@ -11,9 +11,15 @@ from mkc.schedule.program import Guard
 from mkc.schedule.program import Loop
 from mkc.schedule.program import Phase
 from mkc.schedule.program import Piece
+from mkc.schedule.program import Product
 from mkc.schedule.program import Program
 from mkc.schedule.program import TileRun
 from mkc.schedule.program import View
+from mkc.schedule.round_phases import Remembered
+from mkc.schedule.round_phases import SampledAccept
+from mkc.schedule.round_phases import SampledWalk
+from mkc.schedule.scalars import Carried
+from mkc.schedule.scalars import CarriedRows
 
 INDENT = "  "
 
@@ -33,8 +39,10 @@ def print_program(program: Program) -> str:
             f"buffer {buffer.name} {buffer.dtype}{list(buffer.shape)} in {buffer.region} "
             f"live {buffer.first}..{buffer.last}"
         )
-    for table in (program.streams, program.caches, program.exchanges):
+    for table in (program.scalars, program.streams, program.caches, program.exchanges):
         lines += [f"{type(one).__name__} {_fields(one)}" for one in table]
+    if program.round is not None:
+        lines.append(f"round {_fields(program.round)}")
     lines.append(f"tape {_fields(program.tape)}")
     lines += _body(program.body, "")
     return "\n".join(lines) + "\n"
@@ -53,13 +61,21 @@ def _body(body: tuple[Phase | Loop, ...], indent: str) -> list[str]:
 
 
 SKIP = ("id", "title", "location")
+OF_ROUNDS = (
+    "also",
+    "scalars",
+    "window",
+    "sampling",
+    "forced",
+    "rows",
+)  # left out where a phase or stream has none
 
 
 def _fields(record: Any, skip: tuple[str, ...] = ()) -> str:
     return " ".join(
         f"{part.name}={_text(getattr(record, part.name))}"
         for part in fields(record)
-        if part.name not in skip
+        if part.name not in skip and (part.name not in OF_ROUNDS or getattr(record, part.name))
     )
 
 
@@ -72,6 +88,16 @@ def _text(value: Any) -> str:
         case TileRun():
             refills = " ".join(_text(guards) for guards in value.refill)
             return f"{value.first}..{value.first + value.count} refill {refills}"
+        case Product():
+            return f"{_text(value.left)} -> {_text(value.output)}"
+        case Remembered():
+            return f"{_text(value.k)} {_text(value.v)} at {value.positions}"
+        case SampledAccept() | SampledWalk():
+            return f"({_fields(value)})"
+        case CarriedRows():
+            return f"{_text(value.source)} -> {value.target}"
+        case Carried():
+            return f"{value.source} -> {value.target}"
         case Guard():
             ended = "".join(f" after {name}" for name in value.ended)
             again = f" while {value.loop}" if value.loop else ""

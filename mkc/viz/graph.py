@@ -107,7 +107,7 @@ def _flow(
 
 def graph_html(document: dict[str, Any]) -> str:
     """The page. Folding needs no script; the arcs do."""
-    title = f"{document['model']}: graph of one step"
+    title = f"{document['model']}: graph of one {document['unit']}"
     phases = {one["id"]: one for one in document["phases"]}
     most_bytes = max(*(one["step_bytes"] for one in document["phases"]), 1)
     most_us = max(*(one["step_us"] for one in document["phases"]), 1e-9)
@@ -116,13 +116,13 @@ def graph_html(document: dict[str, Any]) -> str:
 <span class="badge">times predicted, not measured</span>
 <span class="facts">{escape(document["target"])}, {document["ranks"]} ranks, batch
 {document["batch"]}; {document["bytes"] / MEGABYTE:,.1f} MB and {document["round_us"]:,.1f} &micro;s
-a step and rank</span>
+a {document["unit"]} and rank</span>
 <div class="controls"><button id="unfold">Unfold all</button><button id="fold">Fold all</button>
 <span class="hint">Arcs lead from who writes a buffer to who reads it; rest the pointer on a phase
 to see its own. Dashed: into the next iteration.</span></div></header>
 <main class="graph"><svg class="arcs"></svg>
 <div class="row head"><span></span><span>phase</span><span>what it does</span>
-<span class="number">runs</span><span>MB a step</span><span>predicted &micro;s a step</span>
+<span class="number">runs</span><span>MB in all</span><span>predicted &micro;s in all</span>
 <span>kernel</span></div>
 {rows}
 </main>"""
@@ -139,7 +139,7 @@ def _item(item: Any, phases: dict[str, Any], most_bytes: float, most_us: float) 
     return (
         f'<details open class="loop" data-phases="{" ".join(_ids(item))}"><summary>'
         f"<b>{escape(item['loop'])}</b> &times; {item['count']}<span class='facts'>"
-        f"{moved:,.1f} MB, {taken:,.1f} &micro;s a step predicted</span></summary>\n"
+        f"{moved:,.1f} MB, {taken:,.1f} &micro;s predicted</span></summary>\n"
         f"{rows}\n</details>"
     )
 

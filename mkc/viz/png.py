@@ -65,9 +65,10 @@ def timeline_png(document: dict[str, Any]) -> bytes:
     axes.set_xlabel("predicted time in us")
     _title(
         axes,
-        f"{document['model']}: timeline of one step (predicted, not measured)",
-        f"{document['target']}, {document['ranks']} ranks, batch {document['batch']}: step "
-        f"{document['round_us']:,.1f} us, floor {document['floor_us']:,.1f} us (dashed)",
+        f"{document['model']}: timeline of one {document['unit']} (predicted, not measured)",
+        f"{document['target']}, {document['ranks']} ranks, batch {document['batch']}: "
+        f"{document['unit']} {document['round_us']:,.1f} us, "
+        f"floor {document['floor_us']:,.1f} us (dashed)",
     )
     handles = [
         axes.plot([], [], "s", color=one["colour"], label=one["name"])[0]

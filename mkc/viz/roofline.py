@@ -100,7 +100,7 @@ class _Axes:
 def roofline_svg(document: dict[str, Any]) -> str:
     """The picture; every point has the id of its phase."""
     axes = _Axes(document)
-    title = f"{document['model']}: roofline of one step"
+    title = f"{document['model']}: roofline of one {document['unit']}"
     facts = f"{document['target']}, {document['ranks']} ranks, batch {document['batch']}, "
     facts += f"position {document['position']:,}"
     parts = [
@@ -202,10 +202,10 @@ def _points(document: dict[str, Any], axes: _Axes) -> Iterator[str]:
 def _list(points: list[dict[str, Any]], whole: dict[str, Any]) -> Iterator[str]:
     """The phases in words, right of the axes."""
     x, y = 960.0, 90.0
-    columns = ((x + 118, "us a step"), (x + 212, "flops/byte"), (x + 292, "TB/s"))
+    columns = ((x + 118, "us in all"), (x + 212, "flops/byte"), (x + 292, "TB/s"))
     for at, words in columns:
         yield text(at, y, words, anchor="end", fill=SOFT, font_size=11)
-    rows = [(STEP, "whole step", "#d1495b", whole)]
+    rows = [(STEP, "all phases", "#d1495b", whole)]
     rows += [(one["id"], one["kind"], work_colour(one["kind"]), one) for one in points[:LISTED]]
     for id, kind, colour, one in rows:
         y += 16

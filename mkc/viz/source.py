@@ -40,7 +40,7 @@ class Subject:
     def heading(self) -> dict[str, Any]:
         """What was compiled, for the head of every document."""
         heading = {key: self.folder.report[key] for key in HEADING}
-        return {**heading, "position": self.position}
+        return {**heading, "unit": self.folder.unit, "position": self.position}
 
     @cached_property
     def kernel_lines(self) -> dict[str, int]:

@@ -239,21 +239,22 @@ def _columns(
 
 def timeline_html(document: dict[str, Any]) -> str:
     """The page."""
-    title = f"{document['model']}: timeline of one step"
+    title = f"{document['model']}: timeline of one {document['unit']}"
     ranks = f"{document['ranks']} ranks"
     alike = len({one["rank"] for one in document["tracks"]}) == 1 < document["ranks"]
     ranks += ", all alike" if alike else ""
     body = f"""<header>
 <h1>{escape(title)}</h1><span class="badge">predicted, not measured</span>
 <span class="facts">{escape(document["target"])}, {ranks}, batch {document["batch"]}, position
-{document["position"]:,}: step {document["round_us"]:,.1f} &micro;s,
+{document["position"]:,}: {document["unit"]} {document["round_us"]:,.1f} &micro;s,
 floor {document["floor_us"]:,.1f} &micro;s</span>
 <div class="controls">
 <input type="search" id="search" placeholder="Search: p09, mlp, layer 12, tape">
 <span id="found" class="hint"></span><select id="rank" aria-label="rank"></select>
-<button id="fit">Whole step</button>
+<button id="fit">Whole {document["unit"]}</button>
 <span class="hint"><kbd>&larr;</kbd> <kbd>&rarr;</kbd> pan, <kbd>+</kbd> <kbd>-</kbd> or wheel zoom,
-<kbd>n</kbd> <kbd>p</kbd> neighbours, <kbd>/</kbd> search, <kbd>0</kbd> whole step</span></div>
+<kbd>n</kbd> <kbd>p</kbd> neighbours, <kbd>/</kbd> search, <kbd>0</kbd> whole
+{document["unit"]}</span></div>
 <div class="legend"></div>
 </header>
 <div class="split"><div class="stage"><canvas tabindex="0"></canvas><div class="tip"></div></div>

@@ -22,7 +22,7 @@ from mkc.runtime.text import joined
 from serve.building import chat_prompt
 from serve.building import check_model
 from serve.building import sequences
-from serve.constraints import constraint_maker
+from serve.constraints import chat_constraint
 from serve.context import Asked
 from serve.context import Server
 from serve.context import new_id
@@ -72,13 +72,6 @@ def requests_of(body: ChatCompletionRequest, model: ServedModel) -> list[Request
             field="top_logprobs", problem="is there without logprobs", expected="logprobs: true"
         )
     tools = body.tools if body.tools is not None and body.tool_choice != "none" else []
-    constraint = constraint_maker(
-        model,
-        response_format=body.response_format,
-        tools=tools,
-        tool_choice=body.tool_choice,
-        parallel_tool_calls=body.parallel_tool_calls,
-    )
     choice = body.tool_choice
     prompt = chat_prompt(
         model,
@@ -97,7 +90,16 @@ def requests_of(body: ChatCompletionRequest, model: ServedModel) -> list[Request
         max_tokens=body.max_completion_tokens or body.max_tokens,
         alternatives=(body.top_logprobs or 0) if body.logprobs else None,
         tools=[one.model_dump(exclude_none=True) for one in tools] or None,
-        constraint=constraint,
+        constraint=chat_constraint(
+            model,
+            prompt,
+            body,
+            response_format=body.response_format,
+            guided=body,
+            tools=tools,
+            tool_choice=choice,
+            parallel=body.parallel_tool_calls,
+        ),
     )
 
 

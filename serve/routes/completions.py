@@ -20,6 +20,7 @@ from serve.building import check_model
 from serve.building import id_prompt
 from serve.building import sequences
 from serve.building import text_prompt
+from serve.constraints import text_constraint
 from serve.context import Asked
 from serve.context import Server
 from serve.context import new_id
@@ -48,7 +49,7 @@ async def completions(server: Server, http: HttpRequest) -> Response:
     asked = await server.read(http, CompletionRequest)
     check_model(asked.model, asked.body.model)
     prompts = await run_in_threadpool(prompts_of, asked.body, asked.model)
-    requests = _requests(asked.body, asked.model, prompts)
+    requests = await run_in_threadpool(_requests, asked.body, asked.model, prompts)
     ticket = await server.submit(http, requests)
     writer = _Writer(asked, prompts)
     if asked.body.stream:
@@ -92,6 +93,7 @@ def _requests(
             problem="asks with logprobs for those of the prompt, which are not computed",
             expected="echo or logprobs",
         )
+    constraint = text_constraint(model, body, body)
     return [
         request
         for prompt in prompts
@@ -103,6 +105,7 @@ def _requests(
             max_tokens=body.max_tokens,
             alternatives=body.logprobs,
             is_chat=False,
+            constraint=constraint,
         )
     ]
 

@@ -19,7 +19,7 @@ from mkc.runtime.sampling import SamplingParams
 from serve.building import chat_prompt
 from serve.building import check_model
 from serve.building import sequences
-from serve.constraints import constraint_maker
+from serve.constraints import chat_constraint
 from serve.context import Asked
 from serve.context import Server
 from serve.context import new_id
@@ -77,13 +77,6 @@ def request_of(body: ResponsesRequest, model: ServedModel) -> Request:
         else choice
     )
     form = _response_format(body.text.format if body.text else None)
-    constraint = constraint_maker(
-        model,
-        response_format=form,
-        tools=tools,
-        tool_choice=named,
-        parallel_tool_calls=body.parallel_tool_calls,
-    )
     prompt = chat_prompt(
         model,
         messages_of(body.input, body.instructions),
@@ -100,7 +93,15 @@ def request_of(body: ResponsesRequest, model: ServedModel) -> Request:
         count=1,
         max_tokens=body.max_output_tokens,
         tools=[one.model_dump(exclude_none=True) for one in tools] or None,
-        constraint=constraint,
+        constraint=chat_constraint(
+            model,
+            prompt,
+            body,
+            response_format=form,
+            tools=tools,
+            tool_choice=named,
+            parallel=body.parallel_tool_calls,
+        ),
     )
     return request
 

@@ -53,6 +53,7 @@ async def served_version(server: Server, http: HttpRequest) -> Response:
         answer.target = served.target
         answer.description = served.description
         answer.hbm_bytes, answer.vmem_bytes = served.hbm_bytes, served.vmem_bytes
+        answer.pictures = list(served.pictures.names) if served.pictures is not None else []
     return _json(answer)
 
 
@@ -92,6 +93,7 @@ async def load(server: Server, http: HttpRequest) -> Response:
             slots=served.backend.batch if served is not None else 0,
             queue_size=engine.queue_size,
             kv_cache_usage=engine.usage,
+            rounds=engine.metrics.rounds,
             round_ms=1e3 * engine.metrics.round_seconds,
             predicted_round_ms=None if floor is None else floor / 1e3,
             acceptance=list(engine.metrics.acceptance),

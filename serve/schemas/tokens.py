@@ -91,6 +91,7 @@ class Version(Answer):
 
     Attributes:
       hbm_bytes, vmem_bytes: planned for each device of a kernel; null without one.
+      pictures: files under `/static/` that show the plan of the kernel.
     """
 
     version: str
@@ -103,10 +104,16 @@ class Version(Answer):
     description: str | None = None
     hbm_bytes: int | None = None
     vmem_bytes: int | None = None
+    pictures: list[str] | None = None
 
 
 class Load(Answer):
-    """Queue and slots; `round_ms` is measured, `predicted_round_ms` is not."""
+    """Queue and slots; `round_ms` is measured, `predicted_round_ms` is not.
+
+    Attributes:
+      rounds: that have run since the start.
+      acceptance: rounds of sequences that accepted 0, 1, ... drafts.
+    """
 
     state: str
     running: int
@@ -114,6 +121,7 @@ class Load(Answer):
     slots: int
     queue_size: int
     kv_cache_usage: float
+    rounds: int
     round_ms: float
     predicted_round_ms: float | None
     acceptance: list[int]

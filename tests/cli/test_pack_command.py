@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,13 +10,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from mkc.cli.main import main
+from mkc.runtime.checkpoint import CONFIG
+from mkc.runtime.checkpoint import SINGLE
 from mkc.runtime.container import load_packed
 from mkc.runtime.layout import rank_file
+from mkc.runtime.manifest import drafter_identity
+from tests.draft_goldens import draft_case
+from tests.draft_goldens import draft_weights
 from tests.goldens import golden_case
 from tests.passes.lowering import lowered
 from tests.runtime.checkpoints import write_checkpoint
+from tests.runtime.rounds_backends import lowered_round
 
 NAME = "qwen38_mini"
 
@@ -67,3 +75,21 @@ def test_all_devices_of_the_topology_are_the_default(run: Run, tmp_path: Path) -
     assert out == ""
     files = sorted(one.name for one in (tmp_path / "packed").glob("rank-*"))
     assert files == [rank_file(rank) for rank in range(4)]
+
+
+def test_a_drafter_is_packed_with_its_target(run: Run, tmp_path: Path) -> None:
+    """From two folders into one; the same command finishes it only once."""
+    write_checkpoint(tmp_path / "weights", NAME)
+    (tmp_path / "draft").mkdir()
+    (tmp_path / "draft" / CONFIG).write_text(json.dumps(draft_case().meta["config"]))
+    save_file(draft_weights(), tmp_path / "draft" / SINGLE)
+    options = ["--weights", "weights", "--spec", "dflash2", "--tp", "2", "--out", "packed"]
+    out, err = run(*options, "--draft", "draft", "--verify")
+    assert out == "packed: 0.02 GB for 2 ranks\n"
+    assert err == ""
+    identity = drafter_identity("dflash2", draft_case().meta["config"])
+    plan = lowered_round(NAME, ranks=2, batch=2)
+    load_packed(tmp_path / "packed", plan, identity).verify()
+    (tmp_path / "weights" / "drafter").symlink_to(tmp_path / "draft")
+    out, _ = run(*options)
+    assert "it was finished already" in out, "the drafter in the model's folder is the same one"

@@ -20,7 +20,7 @@ from tests.codegen_pallas.support_run import run
 
 # temperature, top_k, top_p, min_p
 COMBINATIONS = list(
-    product([0.0, 0.7, 1.8], [0, 1, 3, 20, 21, 9999], [1.0, 0.85, 0.2], [0.0, 0.03, 0.6])
+    product([0.0, 0.7, 1.8], [0, 1, 20, 128, 129, 9999], [1.0, 0.85, 0.2], [0.0, 0.03, 0.6])
 )
 ROWS = -(-len(COMBINATIONS) // 8) * 8
 PADDED = COMBINATIONS + [(1.0, 0, 1.0, 0.0)] * (ROWS - len(COMBINATIONS))

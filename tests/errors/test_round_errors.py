@@ -28,11 +28,6 @@ def test_schemes_of_a_kernel(command: Command) -> None:
     )
 
 
-def test_rounds_that_sample() -> None:
-    with refused(UnsupportedGraphError, "a round that samples", "sampling=False"):
-        compile_graph(CompileRequest(graph=golden_round().graph, target=TARGET, aot=False))
-
-
 def test_masks_of_tokens() -> None:
     graph = golden_round(sampling=False).graph
     with refused(UnsupportedGraphError, "masks of tokens in a round with drafts", "--token-masks"):

@@ -9,13 +9,17 @@ from tests.passes.lowering import dense_graph
 from tests.passes.lowering import golden_graph
 from tests.passes.lowering import lower
 from tests.passes.stacks import Stack
+from tests.schedule.verify.round_programs import round_lowered
 
 ROUNDS = 4
+SMALL_TILES = "residency{cache_tile=16}"
 
 
 @cache
 def subject(name: str) -> Program:
-    """`one`, `two` and `eight` ranks; `rounds` in one launch; `shares` of two-phase sums."""
+    """`one`, `two` and `eight` ranks; `rounds` in one launch; `shares` of two-phase sums; rounds of
+    a scheme: `draft` of one sequence, `drafts` of two on two ranks, several in a launch; `gathers`
+    of columns."""
     match name:
         case "one":
             return lower(golden_graph("qwen38_mini"), 1).program
@@ -31,5 +35,11 @@ def subject(name: str) -> Program:
             return lower(golden_graph("qwen38_mini"), 2, f"lower{{rounds={ROUNDS}}}").program
         case "meets":
             return lower(Stack(pattern="mmmm", hidden=192, vocab=512).graph(), 2).program
+        case "draft":
+            return round_lowered(1, passes=SMALL_TILES).program
+        case "drafts":
+            return round_lowered(2, batch=2, rounds=ROUNDS, passes=SMALL_TILES).program
+        case "gathers":
+            return round_lowered(2, gathers=True, passes=SMALL_TILES).program
         case _:
             raise AssertionError(name)

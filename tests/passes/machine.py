@@ -53,7 +53,12 @@ def unrolled(body: tuple[Phase | Loop, ...]) -> Iterator[Phase]:
 
 def run_program(lowered: Lowered, symbols: Symbols) -> Meaning:
     """Executes the program. Raises `MachineError` for a read or write outside its buffer."""
-    machine = _Machine(lowered=lowered, symbols=symbols)
+    return execute(Machine(lowered=lowered, symbols=symbols))
+
+
+def execute(machine: Machine) -> Meaning:
+    """All phases, then the outputs in buffers."""
+    lowered = machine.lowered
     for phase in unrolled(lowered.program.body):
         machine.phase(phase)
     if lowered.program.logits is not None:
@@ -63,7 +68,7 @@ def run_program(lowered: Lowered, symbols: Symbols) -> Meaning:
 
 
 @dataclass(kw_only=True)
-class _Machine:
+class Machine:
     """VMEM regions, and how far every stream has come."""
 
     lowered: Lowered
@@ -73,6 +78,7 @@ class _Machine:
     items: dict[str, int] = field(default_factory=dict)  # stream or cache -> items used up
     waited: set[str] = field(default_factory=set)
     executed: dict[str, int] = field(default_factory=dict)  # matmul phase id -> executions
+    scalars: dict[str, Lanes | str] = field(default_factory=dict)  # of a round, by array
     meaning: Meaning = field(default_factory=Meaning)
     at: str = ""
 
@@ -119,7 +125,8 @@ class _Machine:
             case EmbedPhase():
                 table = instance_name(self.graph, phase.param, 0)
                 width = phase.output.width
-                self.write(phase.output, self.apply("embed", "tokens", table, width=width))
+                source = self.looked_up(phase)
+                self.write(phase.output, self.apply("embed", source, table, width=width))
             case MatmulPhase() | NarrowMatmulPhase():
                 self.matmul(phase)
             case VectorPhase():
@@ -144,30 +151,38 @@ class _Machine:
             case StreamAdvancePhase():
                 self.advance(phase.stream)
             case _:
-                raise MachineError(f"unknown phase {phase}")
+                self.round_phase(phase)
+
+    def round_phase(self, phase: Phase) -> None:
+        """A phase that only rounds have."""
+        raise MachineError(f"unknown phase {phase}")
+
+    def looked_up(self, phase: EmbedPhase) -> Lanes | str:
+        return self.scalars.get(phase.source, phase.source)
 
     def matmul(self, phase: MatmulPhase | NarrowMatmulPhase) -> None:
         """A wide matmul writes whole blocks of columns, a narrow one only what it computes."""
-        left = self.read(phase.left)
-        if len(left) != phase.K:
-            raise MachineError(f"{self.at} contracts {phase.K} but reads {len(left)} lanes")
-        self.apart(phase, phase.output, phase.left)
+        products = [(phase.left, phase.output)]
         instance = self.executed.get(phase.id, 0)
         if isinstance(phase, NarrowMatmulPhase):
             instance = self.item(phase.stream)
         else:
             self.executed[phase.id] = instance + 1
-            whole = View(
-                buffer=phase.output.buffer,
-                start=phase.output.start,
-                width=phase.blocks * TAPE_LANES,
-            )
-            self.write(whole, np.full(whole.width, NOTHING, np.int64))
-        for piece in phase.pieces:
-            weight = instance_name(self.graph, piece.param, instance)
-            result = self.apply("linear", left, weight, width=piece.width)
-            start = phase.output.start + piece.column
-            self.write(View(buffer=phase.output.buffer, start=start, width=piece.width), result)
+            products += [(one.left, one.output) for one in phase.also]
+        lefts = [self.read(left) for left, _ in products]  # all are read while all are written
+        for left, (_, output) in zip(lefts, products, strict=True):
+            if len(left) != phase.K:
+                raise MachineError(f"{self.at} contracts {phase.K} but reads {len(left)} lanes")
+            self.apart(phase, output, *(one for one, _ in products))
+            if isinstance(phase, MatmulPhase):
+                width = phase.blocks * TAPE_LANES
+                whole = View(buffer=output.buffer, start=output.start, width=width)
+                self.write(whole, np.full(whole.width, NOTHING, np.int64))
+            for piece in phase.pieces:
+                weight = instance_name(self.graph, piece.param, instance)
+                result = self.apply("linear", left, weight, width=piece.width)
+                start = output.start + piece.column
+                self.write(View(buffer=output.buffer, start=start, width=piece.width), result)
 
     def vector(self, phase: VectorPhase) -> None:
         """Operands come from the chain itself or from a buffer; results are stored at the end."""
@@ -200,6 +215,8 @@ class _Machine:
             if not any(row.param == name for row in self.lowered.program.pages[phase.page]):
                 raise MachineError(f"{self.at} needs {name}, which {phase.page} does not hold")
             return instance_name(self.graph, name, self.item(phase.page))
+        if name in phase.scalars:
+            return self.scalars[phase.scalars[name]]
         if name in {value.name for value in self.graph.inputs}:
             return name
         if name in local:

@@ -23,7 +23,15 @@ from mkc.ir.graph import Block
 from mkc.ir.graph import Graph
 from mkc.ir.graph import Node
 from mkc.ir.graph import Repeat
+from mkc.ir.ops_spec import Accept
+from mkc.ir.ops_spec import BlockAttention
+from mkc.ir.ops_spec import KeptDeltaRule
+from mkc.ir.ops_spec import ReadTaps
+from mkc.ir.ops_spec import SelectorWalk
+from mkc.ir.ops_spec import Tap
+from mkc.ir.ops_spec import TopK
 from mkc.ir.types import TensorType
+from mkc.passes.rank_ops import AllGather
 
 type Lanes = NDArray[np.int64]
 type Operation = tuple[str, tuple[bytes | str, ...]]  # op, operands: lanes or names
@@ -99,6 +107,7 @@ class _GraphMachine:
     graph: Graph
     symbols: Symbols
     values: dict[str, Lanes | str] = field(default_factory=dict)
+    shown: dict[str, Lanes] = field(default_factory=dict)  # taps by instance
     meaning: Meaning = field(default_factory=Meaning)
 
     def block(self, block: Block, loops: tuple[tuple[int, int], ...]) -> None:
@@ -124,11 +133,20 @@ class _GraphMachine:
             self.instance(name, loops) if name in self.graph.params else self.values[name]
             for name in node.operands
         )
-        if is_view(node):
+        if isinstance(node.op, Tap):
+            (lanes,) = operands
+            assert not isinstance(lanes, str)
+            self.shown[self.instance(node.states[0], loops)] = lanes
+            return
+        if isinstance(node.op, ReadTaps):
+            found = [self.read_taps(node, node.op)]
+        elif is_view(node):
             (lanes,) = operands
             assert not isinstance(lanes, str)
             found = views(node, lanes)
         else:
+            if isinstance(node.op, SelectorWalk):
+                operands = operands[:6]  # a greedy walk does not look at positions
             states = tuple(self.instance(key, loops) for key in node.states)
             operation = self.symbols.apply(described(node.op), (*operands, *states))
             self.meaning.operations.append((operation, f"{node.op.mnemonic} at {node.location}"))
@@ -138,6 +156,12 @@ class _GraphMachine:
             ]
         for value, lanes in zip(node.results, found, strict=True):
             self.values[value.name] = lanes
+
+    def read_taps(self, node: Node, op: ReadTaps) -> Lanes:
+        """What some layers have shown, side by side."""
+        places = zip(op.numbers, op.instances, strict=True)
+        names = [instance_name(self.graph, node.states[one], at) for one, at in places]
+        return np.concatenate([self.shown[name] for name in names])
 
     def instance(self, key: str, loops: tuple[tuple[int, int], ...]) -> str:
         """Name of the parameter or state that this execution uses."""
@@ -159,8 +183,10 @@ def instance_name(graph: Graph, key: str, execution: int) -> str:
 def described(op: ops.Op) -> str:
     """An op as text, without what a program does not repeat."""
     plain = ops.Linear | ops.Attention | ops.DeltaRule | ops.AllReduce | ops.Embed | ops.MaskTokens
-    if isinstance(op, plain):
+    of_rounds = KeptDeltaRule | BlockAttention | AllGather | SelectorWalk
+    if isinstance(op, plain | of_rounds):
         return op.mnemonic
-    if isinstance(op, ops.Argmax | ops.ShardedArgmax):
-        return "argmax"
+    for kind in (ops.Argmax, TopK, Accept):
+        if isinstance(op, kind) or op.mnemonic == f"sharded_{kind.mnemonic}":
+            return kind.mnemonic
     return repr(op)

@@ -166,7 +166,7 @@ def test_the_ring_gives_way() -> None:
     assert one.residency.vmem_bytes <= load_target(TARGET).vmem.usable_bytes - 40 * MIB
     chosen = {decision.id: decision.chosen for decision in one.log.decisions}
     wanted = f"{one.program.tape.slots} of {one.tiles.slots} wanted slots"
-    assert chosen["residency.ring_slots"] == wanted
+    assert chosen["residency.ring_slots"].startswith(wanted)
 
 
 def test_what_does_not_fit_is_refused() -> None:

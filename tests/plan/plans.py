@@ -11,7 +11,9 @@ from mkc.cli.output import json_text
 from mkc.driver import CompileRequest
 from mkc.driver import CompileResult
 from mkc.driver import compile_graph
+from mkc.ir.graph import Graph
 from mkc.plan.folder import PlanFolder
+from tests.draft_goldens import golden_round
 from tests.passes.lowering import TARGET
 from tests.passes.lowering import dense_graph
 from tests.passes.lowering import full_size
@@ -20,13 +22,18 @@ from tests.passes.lowering import golden_graph
 
 @cache
 def compiled(name: str, *, ranks: int, batch: int = 1, rounds: int = 1) -> CompileResult:
-    """`27b`, `dense` or a golden case, without ahead-of-time compilation."""
-    graphs = {"27b": full_size, "dense": dense_graph}
+    """`27b`, `dense`, `round` of a scheme or a golden case, without ahead-of-time compilation."""
+    graphs = {"27b": full_size, "dense": dense_graph, "round": greedy_round}
     graph = graphs[name](batch=batch) if name in graphs else golden_graph(name, batch=batch)
     request = CompileRequest(
         graph=graph, target=TARGET, tp=ranks, rounds_per_launch=rounds, aot=False
     )
     return compile_graph(request)
+
+
+def greedy_round(*, batch: int) -> Graph:
+    """A round of the golden target and drafter."""
+    return golden_round(batch=batch, sampling=False).graph
 
 
 @cache

@@ -22,7 +22,7 @@ from tests.plan.plans import compiled
 from tests.plan.plans import plan
 from tests.plan.plans import write_plan
 
-PLANS = [("27b", 8), ("qwen38_mini", 2), ("dense", 1)]
+PLANS = [("27b", 8), ("qwen38_mini", 2), ("dense", 1), ("round", 2)]
 
 
 @pytest.mark.parametrize(("name", "ranks"), PLANS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -11,9 +12,11 @@ from mkc.runtime.pack import Packer
 from tests.runtime.checkpoints import Weights
 
 
-def check_operands(folder: Path, plan: Lowered, stored: Weights) -> None:
+def check_operands(
+    folder: Path, plan: Lowered, stored: Weights, drafter: Sequence[str] = ()
+) -> None:
     """Every operand of every rank has the bytes that packing in memory gives."""
-    packed = load_packed(folder, plan)
+    packed = load_packed(folder, plan, drafter)
     packer = Packer(
         program=plan.program, sharded=plan.steps.sharded, load=lambda name: stored[name]
     )

@@ -249,7 +249,7 @@ def test_the_first_difference_of_the_layout_is_named(sources: Sources, tmp_path:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("version", 2, "'version' is 2; expected 1"),
+        ("version", 1, "'version' is 1; expected 2"),
         ("dtype_policy", "none", "'dtype_policy' is 'none'; expected 'f32 to bf16"),
         ("layout", [], "entry 1 of 'layout' is absent; expected 'tape"),
         ("layout", None, "'layout' is absent"),

@@ -11,14 +11,18 @@ import pytest
 from mkc import Graph
 from mkc.driver import lower_graph
 from mkc.hbm_plan import prefill_workspace
+from mkc.hbm_plan import saved_slot_bytes
 from mkc.report import rank_bytes
 from mkc.runtime.prefill_aot import PrefillAot
 from mkc.runtime.prefill_aot import compile_prefill_ahead
 from mkc.runtime.prefill_aot import large_copies
+from mkc.spec import block_round
 from mkc.targets import load_target
+from models.dflash2 import DRAFTER
 from models.qwen38 import MODEL
 
-CONFIG = Path(__file__).parents[2] / "models" / MODEL.default_config
+MODELS = Path(__file__).parents[2] / "models"
+CONFIG = MODELS / MODEL.default_config
 TARGET = "tpu7x:2x2x1"
 RANKS = 8
 MIB = 1 << 20
@@ -58,6 +62,23 @@ def test_a_block_of_64_rows_needs_a_thousandth_of_the_tape() -> None:
 )
 def test_every_size(rows: int, batch: int, context: int, workspace: int) -> None:
     check(rows, batch=batch, context=context, workspace_bytes=workspace * MIB)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("rows", "batch", "workspace"), [(64, 1, 16), (256, 4, 96)])
+def test_with_a_drafter(rows: int, batch: int, workspace: int) -> None:
+    """Over the tape of the rounds; what the drafter reads of layers is kept for the block alone."""
+    config, draft = (loads((MODELS / one.default_config).read_text()) for one in (MODEL, DRAFTER))
+    scheme = block_round(MODEL, config, DRAFTER, draft, batch=batch, context=4096, sampling=False)
+    found = compile_prefill_ahead(
+        scheme.graph, target=TARGET, tp=RANKS, rows=rows, prompts=scheme.prefill
+    )
+    assert found.ok, found.error
+    lowered = lower_graph(scheme.graph, load_target(TARGET), tp=RANKS)
+    held = batch * saved_slot_bytes(lowered, 4096)
+    assert found.aliased_bytes >= held, "a state is not changed in place"
+    assert found.temporary_bytes <= workspace * MIB
+    assert found.large_copies == ()
 
 
 def test_what_the_compiler_refuses_is_told() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -38,6 +39,7 @@ from tests.generate_weights import values
 from tests.models.test_dflash2 import SHIPPED
 from tests.models.test_dflash2 import changed as small_draft
 from tests.models.test_qwen38 import small as small_target
+from tests.runtime.constraints import Constraint
 
 BATCH, ROUNDS, CHUNK, CONTEXT = 2, 4, 16, 64
 TARGET = small_target(["linear_attention", "full_attention"])
@@ -129,7 +131,7 @@ def test_drafts_that_are_right_save_rounds(backend: SpeculativeBackend) -> None:
     start = generator(backend)
     number = start.add(Request(tokens=PROMPT, max_tokens=20))
     start.prefill(number)
-    carried = backend._carried
+    carried = backend._carried.values
     rows = carried["tokens"].reshape(BATCH, -1), carried["positions"].reshape(BATCH, -1)
     drafts = plain_tokens()[:8]
     drafts[6] = (drafts[6] + 1) % 64
@@ -186,6 +188,28 @@ def test_the_host_chooses_where_it_must(backend: SpeculativeBackend) -> None:
     assert tokens_of(deltas, second) == plain_tokens()[:5]
     shown = [entry for one in deltas if one.sequence == second for entry in one.alternatives]
     assert len(shown) == 5
+
+
+@pytest.mark.parametrize("divisor", [2, 5])
+def test_a_constraint_takes_back_what_it_does_not_allow(
+    backend: SpeculativeBackend, divisor: int
+) -> None:
+    """A greedy sequence drafts; of what its rounds emit, it takes what the masks allow."""
+
+    def allowed(output: Sequence[int]) -> NDArray[Any]:
+        found: NDArray[Any] = np.arange(backend.vocab) % divisor != sum(output) % divisor
+        return found
+
+    outputs = []
+    for draft in (False, True):
+        own = Constraint(allowed)
+        one = Request(tokens=PROMPT, max_tokens=24, constraint=own, draft=draft)
+        outputs.append(generator(backend).generate(one))
+        assert own.output == list(outputs[-1].tokens)
+    plain, drafted = outputs
+    assert drafted.tokens == plain.tokens
+    assert drafted.tokens != tuple(plain_tokens()[:24]), "nothing was forbidden"
+    assert plain.finish.statistics.drafted == 0 < drafted.finish.statistics.drafted
 
 
 def test_states_do_not_depend_on_when_they_are_committed(backend: SpeculativeBackend) -> None:

@@ -11,14 +11,11 @@ from mkc.runtime.state import StateLayout
 from tests.passes.lowering import lower
 from tests.passes.lowering import lowered
 from tests.passes.stacks import Stack
+from tests.runtime.rounds_backends import LANE
+from tests.runtime.rounds_backends import MINI
+from tests.runtime.rounds_backends import lowered_round
 
 NAMES = ("qwen38_mini", "qwen38_lane", "dense")
-
-
-def layout_of(one: Lowered) -> StateLayout:
-    return StateLayout(
-        program=one.program, sharded=one.steps.sharded, streams=one.residency.streams
-    )
 
 
 def states_of(one: Lowered) -> dict[str, np.ndarray]:
@@ -29,6 +26,7 @@ def states_of(one: Lowered) -> dict[str, np.ndarray]:
             -128, 128, (state.instances, one.program.batch, *state.type.shape)
         ).astype(np.float32)
         for key, state in one.steps.sharded.full.states.items()
+        if state.kind is not StateKind.TAP
     }
 
 
@@ -36,8 +34,18 @@ def states_of(one: Lowered) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(("ranks", "batch"), [(1, 1), (2, 3), (8, 8)])
 def test_round_trip(name: str, ranks: int, batch: int) -> None:
     """All ranks' operands together give the state back; their shapes are the planned ones."""
-    one = lowered(name, ranks, batch)
-    layout = layout_of(one)
+    check_round_trip(lowered(name, ranks, batch), ranks)
+
+
+@pytest.mark.parametrize("name", [MINI, LANE])
+@pytest.mark.parametrize(("ranks", "batch"), [(1, 1), (2, 2)])
+def test_round_trip_of_rounds(name: str, ranks: int, batch: int) -> None:
+    """Kept rows too, whose lanes may be padded."""
+    check_round_trip(lowered_round(name, ranks=ranks, batch=batch), ranks)
+
+
+def check_round_trip(one: Lowered, ranks: int) -> None:
+    layout = StateLayout.of(one)
     shapes = {operand.name: operand.shape for operand in one.program.operands}
     states = states_of(one)
     for key, state in states.items():
@@ -52,7 +60,7 @@ def test_round_trip(name: str, ranks: int, batch: int) -> None:
 def test_layouts() -> None:
     """Convolution: taps first. Recurrent: an item per layer and sequence. Cache: heads as lanes."""
     one = lower(Stack(pattern="dda", heads=8, kv_heads=2, batch=3).graph(), 2)
-    layout = layout_of(one)
+    layout = StateLayout.of(one)
     for key, state in states_of(one).items():
         part = np.asarray(layout.to_kernel(key, state, 1), np.float32)
         match one.steps.sharded.full.states[key].kind:
@@ -70,10 +78,33 @@ def test_layouts() -> None:
                 np.testing.assert_array_equal(part[0, 2, 7], state[0, 2, 7, 1])
 
 
+def test_layouts_of_kept_rows() -> None:
+    """Inputs of a convolution: all sequences of a layer. The delta rule: a layer and sequence."""
+    one = lowered_round(LANE, ranks=2, batch=2)
+    layout = StateLayout.of(one)
+    parts = {
+        key.rpartition(".")[2]: (state, np.asarray(layout.to_kernel(key, state, 1), np.float32))
+        for key, state in states_of(one).items()
+        if one.steps.sharded.full.states[key].kind is StateKind.KEPT
+    }
+    state, part = parts["kept_k"]  # [layers, sequences, rows, key heads, key dim]
+    assert part.shape == (3 * 2, 8, 128)
+    np.testing.assert_array_equal(part[2 * 2 + 1, 5], state[2, 1, 5, 1])
+    state, part = parts["kept_u"]
+    np.testing.assert_array_equal(part[3, 4].reshape(3, 128), state[1, 1, 4, 3:])
+    state, part = parts["kept_decay"]
+    assert part.shape == (3 * 2, 8, 128)
+    np.testing.assert_array_equal(part[1, 6, :3], state[0, 1, 6, 3:])
+    assert not part[..., 3:].any(), "lanes without a head"
+    state, part = parts["kept_inputs"]  # [layers, sequences, rows, q, k and v channels]
+    assert part.shape == (3, 2 * 8, 128 + 128 + 384)
+    np.testing.assert_array_equal(part[2, 8 + 3, :128], state[2, 1, 3, 128:256])
+
+
 def test_copies_hold_the_same_cache() -> None:
     """Two key heads on eight ranks: ranks 0 to 3 hold head 0."""
     one = lower(Stack(pattern="a", heads=8, kv_heads=2).graph(), 8)
-    layout = layout_of(one)
+    layout = StateLayout.of(one)
     key, state = next(iter(states_of(one).items()))
     parts = [np.asarray(layout.to_kernel(key, state, rank), np.float32) for rank in range(8)]
     for rank, part in enumerate(parts):
@@ -82,4 +113,4 @@ def test_copies_hold_the_same_cache() -> None:
 
 def test_a_state_that_does_not_exist() -> None:
     with pytest.raises(KeyError, match="nothing"):
-        layout_of(lowered("dense", 1)).operand_of("nothing")
+        StateLayout.of(lowered("dense", 1)).operand_of("nothing")

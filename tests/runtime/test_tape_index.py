@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -12,9 +13,11 @@ from mkc.ir.graph import Node
 from mkc.ir.graph import Repeat
 from mkc.ir.ops import Embed
 from mkc.ir.ops import Linear
+from mkc.passes.pipeline import Lowered
 from mkc.runtime.pack import Packer
 from mkc.runtime.shards import take_shard
 from mkc.runtime.tape_index import BlockIndex
+from mkc.runtime.tape_index import Projection
 from mkc.runtime.tape_index import index_weights
 from mkc.schedule.program import TAPE_LANES
 from mkc.schedule.program import VECTOR_LANES
@@ -22,6 +25,10 @@ from mkc.schedule.program import MatmulPhase
 from tests.goldens import CASES
 from tests.kernel.harness import golden_subject
 from tests.kernel.harness import lower
+from tests.runtime.rounds_backends import LANE
+from tests.runtime.rounds_backends import MINI
+from tests.runtime.rounds_backends import lowered_round
+from tests.runtime.rounds_backends import tensors_of
 
 
 def blocks(block: Block, index: BlockIndex, count: int) -> Iterator[tuple[Node, BlockIndex, int]]:
@@ -39,9 +46,33 @@ def blocks(block: Block, index: BlockIndex, count: int) -> Iterator[tuple[Node, 
 @pytest.mark.parametrize("name", CASES)
 def test_every_weight_is_found(name: str, ranks: int) -> None:
     subject = golden_subject(name)
-    lowered = lower(subject, ranks=ranks, batch=1)
+    check(lower(subject, ranks=ranks, batch=1), subject.weights)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("name", [MINI, LANE])
+def test_every_weight_of_a_round_is_found(name: str, ranks: int) -> None:
+    """The LM head twice; keys and values of the drafter once, with two readers."""
+    lowered = lowered_round(name, ranks=ranks, batch=1)
+    check(lowered, tensors_of(name))
+    index = index_weights(lowered.program)
+    first, second = index.projections["lm_head.weight"]
+    assert first.rows[0] < second.rows[0]
+    drafter = index if name == LANE else index.inner[-1]  # one layer is no region
+    (use,) = next(
+        uses
+        for key, uses in drafter.projections.items()
+        if key.startswith("draft.") and key.endswith("k_proj.weight")
+    )
+    assert isinstance(use.phase, MatmulPhase)
+    assert len(use.phase.also) == 1
+
+
+def check(lowered: Lowered, weights: Mapping[str, np.ndarray]) -> None:
+    """Every use of every weight has the bytes of the checkpoint, on the last rank."""
+    ranks = lowered.program.ranks
     sharded, program = lowered.steps.sharded, lowered.program
-    packer = Packer(program=program, sharded=sharded, load=lambda one: subject.weights[one])
+    packer = Packer(program=program, sharded=sharded, load=weights.__getitem__)
     rank = ranks - 1
     arrays = {
         one.name: packer.operand(one.name, rank)
@@ -49,33 +80,32 @@ def test_every_weight_is_found(name: str, ranks: int) -> None:
         if one.role in ("tape", "page", "narrow")
     }
     found = set()
+    tables = {one.param for one in program.operands if one.role == "table"}
     for node, index, count in blocks(sharded.full.body, index_weights(program), 1):
         if isinstance(node.op, Embed):
             assert index.tables[node.operands[1]] in {one.name for one in program.operands}
             continue
         for key in (one for one in node.operands if one in sharded.full.params):
+            if key in tables:
+                continue
             param = sharded.full.params[key]
             found.add(key)
             assert param.instances == count
             for instance, tensor in enumerate(param.tensor_names()):
-                full = subject.weights[tensor]
-                expected = take_shard(full, param.type, sharded.params[key], rank)
+                expected = take_shard(weights[tensor], param.type, sharded.params[key], rank)
                 if isinstance(node.op, Linear):
-                    stored = projection(index, arrays, key, instance)
+                    uses = index.projections[key]
+                    stored = [projection(one, arrays, instance) for one in uses]
                 else:
-                    stored = vectors(index, arrays, key, instance).reshape(expected.shape)
-                assert np.array_equal(stored.astype(np.float32), expected.astype(np.float32)), (
-                    tensor
-                )
-    tables = {node.operands[1] for node in sharded.full.body.nodes() if isinstance(node.op, Embed)}
+                    stored = [vectors(index, arrays, key, instance).reshape(expected.shape)]
+                for one in stored:
+                    same = np.array_equal(one.astype(np.float32), expected.astype(np.float32))
+                    assert same, tensor
     assert found == sharded.full.params.keys() - tables
 
 
-def projection(
-    index: BlockIndex, arrays: dict[str, np.ndarray], key: str, instance: int
-) -> np.ndarray:
+def projection(use: Projection, arrays: dict[str, np.ndarray], instance: int) -> np.ndarray:
     """[columns, K]."""
-    (use,) = index.projections[key]
     K, piece = use.phase.K, use.piece
     if isinstance(use.phase, MatmulPhase):
         first = use.rows[instance]
@@ -91,8 +121,8 @@ def projection(
 def vectors(
     index: BlockIndex, arrays: dict[str, np.ndarray], key: str, instance: int
 ) -> np.ndarray:
-    """A vector [n], or the taps of a convolution [n, taps]."""
+    """A vector [n], several of them [.., n], or the taps of a convolution [n, taps]."""
     flat = arrays[index.page][instance].reshape(-1)
-    rows = index.vectors[key]
+    rows = sorted(index.vectors[key], key=lambda row: row.index)
     parts = [flat[row.row * VECTOR_LANES :][: row.length] for row in rows]
-    return parts[0] if rows[0].tap is None else np.stack(parts, axis=-1)
+    return np.stack(parts, axis=0 if rows[0].tap is None else -1)

@@ -14,7 +14,9 @@ from mkc.schedule.program import Program
 from mkc.schedule.program import TileRun
 from mkc.schedule.program import phases_of
 from mkc.schedule.program_text import print_program
+from tests.draft_goldens import golden_round
 from tests.golden.fixture import GoldenCheck
+from tests.passes.lowering import lower
 from tests.passes.lowering import lowered
 from tests.passes.lowering import phase_of
 from tests.passes.lowering import two_dense_layers
@@ -26,6 +28,11 @@ def test_dense_example(golden: GoldenCheck) -> None:
 
 def test_lane_model_on_two_ranks(golden: GoldenCheck) -> None:
     golden("program/qwen38_lane_tp2.txt", print_program(lowered("qwen38_lane", 2).program))
+
+
+def test_round_on_two_ranks(golden: GoldenCheck) -> None:
+    graph = golden_round(sampling=False).graph
+    golden("program/round_mini_tp2.txt", print_program(lower(graph, 2).program))
 
 
 def lines(program: Program) -> list[str]:

@@ -163,6 +163,9 @@ class Liar(FakeBackend):
             drafts=np.zeros((1, self.batch), np.int32),
         )
 
+    def retract(self, slot: int, count: int) -> None:
+        raise AssertionError("nothing is taken back")
+
 
 def test_the_boot_check_finds_drafts_that_change_the_output(checkpoint: Path) -> None:
     model = fake_model(checkpoint, Liar(context=128), scheme="block")

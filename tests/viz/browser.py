@@ -40,8 +40,8 @@ def executable() -> str:
 
 
 @contextmanager
-def chromium() -> Iterator[BrowserContext]:
-    """A browser with a profile of its own, without network."""
+def chromium(*, offline: bool = True) -> Iterator[BrowserContext]:
+    """A browser with a profile of its own; `offline` it cannot reach this machine either."""
     path = executable()
     with sync_playwright() as playwright, TemporaryDirectory() as profile:
         context = playwright.chromium.launch_persistent_context(
@@ -53,7 +53,7 @@ def chromium() -> Iterator[BrowserContext]:
             timeout=TIMEOUT_MS,
         )
         context.set_default_timeout(TIMEOUT_MS)
-        context.set_offline(True)
+        context.set_offline(offline)
         yield context
         context.close()
 

@@ -82,11 +82,14 @@ class _New(NamedTuple):
 def _each_write(
     kv: KvStream, layer: Scalar, sequence: Scalar, first: Scalar, count: Scalar, *, wait: bool
 ) -> None:
-    """Starts or awaits the copies of the blocks that hold rows first .. first + count - 1."""
+    """Starts or awaits the copies of the blocks that hold rows first .. first + count - 1.
+
+    None where the count is 0: a sequence whose round was not decided has no rows to remember.
+    """
     aligned = first & -BF16_ROWS
     for block in range(BLOCKS):
 
-        @pl.when(first + count > aligned + block * BF16_ROWS)
+        @pl.when((count > 0) & (first + count > aligned + block * BF16_ROWS))
         def _block(block: int = block) -> None:
             start = pl.multiple_of(aligned + block * BF16_ROWS, BF16_ROWS)
             rows = pl.ds(start, BF16_ROWS)

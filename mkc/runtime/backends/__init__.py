@@ -9,9 +9,11 @@ from mkc.runtime.backends.backend import Launch
 from mkc.runtime.backends.backend import Snapshot
 from mkc.runtime.backends.backend import StepResult
 from mkc.runtime.backends.kernel import KernelBackend
+from mkc.runtime.backends.kernel_rounds import KernelRoundsBackend
 from mkc.runtime.backends.opening import OpenedBackend
 from mkc.runtime.backends.opening import open_kernel
 from mkc.runtime.backends.opening import open_reference
+from mkc.runtime.backends.opening_speculative import open_kernel_rounds
 from mkc.runtime.backends.opening_speculative import open_speculative
 from mkc.runtime.backends.reference import ReferenceBackend
 from mkc.runtime.backends.speculative import SpeculativeBackend
@@ -21,6 +23,7 @@ __all__ = [
     "BackendName",
     "DraftingBackend",
     "KernelBackend",
+    "KernelRoundsBackend",
     "Launch",
     "OpenedBackend",
     "ReferenceBackend",
@@ -28,6 +31,7 @@ __all__ = [
     "SpeculativeBackend",
     "StepResult",
     "open_kernel",
+    "open_kernel_rounds",
     "open_reference",
     "open_speculative",
 ]

@@ -156,14 +156,17 @@ class Backend(Protocol):
 
 @runtime_checkable
 class DraftingBackend(Backend, Protocol):
-    """A backend that emits several tokens per round, and samples by itself.
+    """A backend that emits several tokens per round.
 
     Attributes:
       drafts: most drafts of a slot in one round.
+      draws: rounds choose the tokens of sequences that sample, too; else they are greedy.
     """
 
     @property
     def drafts(self) -> int: ...
+    @property
+    def draws(self) -> bool: ...
 
     def speculate(
         self,
@@ -188,6 +191,15 @@ class DraftingBackend(Backend, Protocol):
           budgets: tokens that each slot may still emit; its last round may emit more.
           sampling, seeds: of each slot; penalties, biases and alternatives have no effect.
           stop_ids: of each slot.
+        """
+        ...
+
+
+    def retract(self, slot: int, count: int) -> None:
+        """Takes back what the last round of a slot emitted, but for its first `count` tokens.
+
+        That round must have been the last call for the slot, and the only one of its launch. The
+        slot goes on from the last token that is left, which has not been fed, without drafts.
         """
         ...
 

@@ -25,6 +25,7 @@ from mkc.runtime.shards import Array
 from mkc.runtime.token_masks import Masks
 from mkc.schedule.program import RESTING
 from mkc.schedule.program import STOP_IDS
+from mkc.spec import LASTING
 
 
 class KernelBackend:
@@ -123,10 +124,7 @@ class KernelBackend:
             self.session.operands.update(states)
 
     def state(self, slot: int) -> dict[str, Array]:
-        found = {}
-        for key in self.session.lowered.steps.sharded.full.states:
-            found[key] = self.session.state(key)[:, slot]
-        return found
+        return {key: self.session.state(key)[:, slot] for key in _lasting(self.session)}
 
     def _begin(
         self, tokens: Sequence[int], positions: Sequence[int], active: Sequence[bool]
@@ -142,6 +140,11 @@ class KernelBackend:
 
 
 def _kinds(session: KernelSession) -> dict[str, StateKind]:
-    """Kind of state in each operand that the kernel updates."""
+    """Kind of state in each operand that a slot is saved from."""
+    return {session.layout.operand_of(key): one for key, one in _lasting(session).items()}
+
+
+def _lasting(session: KernelSession) -> dict[str, StateKind]:
+    """Keys and kinds of the states that a slot remembers from step to step."""
     states = session.lowered.steps.sharded.full.states
-    return {session.layout.operand_of(key): one.kind for key, one in states.items()}
+    return {key: one.kind for key, one in states.items() if one.kind in LASTING}

@@ -1,22 +1,24 @@
-"""The reference backend with a scheme, from the checkpoints of a target and a drafter."""
+"""Backends with a scheme, from the checkpoints of a target and a drafter."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import replace
+from collections.abc import Callable
+from pathlib import Path
 
 import jax
 
-from mkc.ir.graph import Graph
+from mkc.runtime.backends.backend import BackendName
+from mkc.runtime.backends.kernel_rounds import KernelRoundsBackend
 from mkc.runtime.backends.opening import Checked
 from mkc.runtime.backends.opening import OpenedBackend
+from mkc.runtime.backends.opening import prepare_kernel
 from mkc.runtime.backends.speculative import SpeculativeBackend
 from mkc.runtime.checkpoint import Checkpoint
-from mkc.runtime.pack import LoadTensor
-from mkc.runtime.shards import Array
-from mkc.spec import DRAFT_NAMESPACE
+from mkc.runtime.manifest import drafter_identity
+from mkc.runtime.pair import check_pair
+from mkc.runtime.pair import paired
 from mkc.spec import Round
+from mkc.targets import Target
 
 
 def open_speculative(
@@ -27,50 +29,58 @@ def open_speculative(
     Raises:
       CheckpointMismatchError: one of the checkpoints is not one of its model.
     """
-    parts = {
-        "": (target, target_part(scheme.graph)),
-        DRAFT_NAMESPACE: (draft, draft_part(scheme.graph)),
-    }
-    for checkpoint, graph in parts.values():
-        checkpoint.check(graph)
-    load = Checked(
-        load=_ByNamespace(loaders={name: one.loader(graph) for name, (one, graph) in parts.items()})
-    )
+    check_pair(scheme.graph, target, draft)
+    load = Checked(load=paired(target, draft).loader(scheme.graph))
     backend = SpeculativeBackend(scheme, load, rounds_per_launch=rounds_per_launch)
     device = jax.devices()[0].device_kind
     return OpenedBackend(
         backend=backend,
         description=f"reference backend (the graph evaluated by XLA) on {device}, "
-        f"{backend.batch} slots, context {backend.context}, scheme {scheme.name} with up to "
-        f"{scheme.drafts} drafts per round",
+        f"{backend.batch} slots, context {backend.context}, {_drafting(scheme)}",
         not_finite=tuple(sorted(load.not_finite)),
     )
 
 
-def target_part(graph: Graph) -> Graph:
-    """A round's graph with the target's parameters only, for reading its checkpoint."""
-    params = {
-        key: one for key, one in graph.params.items() if not one.pattern.startswith(DRAFT_NAMESPACE)
-    }
-    return replace(graph, params=params)
+def open_kernel_rounds(
+    name: BackendName,
+    scheme: Round,
+    target: Checkpoint,
+    draft: Checkpoint,
+    *,
+    hardware: Target,
+    tp: int,
+    rounds_per_launch: int = 1,
+    packed: Path | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> OpenedBackend:
+    """The generated kernel of a scheme; arguments and errors as of `open_kernel`.
+
+    Args:
+      hardware: what `open_kernel` calls the target.
+    """
+    check_pair(scheme.graph, target, draft)
+    kernel = prepare_kernel(
+        name,
+        scheme.graph,
+        target=hardware,
+        tp=tp,
+        rounds_per_launch=rounds_per_launch,
+        say=say,
+        prompts=scheme.prefill,
+    )
+    drafter = drafter_identity(scheme.name, draft.config)
+    not_finite = kernel.load(paired(target, draft), packed, drafter)
+    backend = KernelRoundsBackend(kernel.session, scheme, prefill=kernel.prefill)
+    limit = "" if backend.draws else " of a greedy sequence"
+    return OpenedBackend(
+        backend=backend,
+        description=f"{kernel.description}, {_drafting(scheme)}{limit}",
+        not_finite=not_finite,
+        step_floor_us=kernel.step_floor_us,
+        hbm_bytes=kernel.hbm_bytes,
+        vmem_bytes=kernel.vmem_bytes,
+    )
 
 
-def draft_part(graph: Graph) -> Graph:
-    """A round's graph with the drafter's parameters only, under the names of its checkpoint."""
-    params = {
-        key: replace(one, pattern=one.pattern.removeprefix(DRAFT_NAMESPACE))
-        for key, one in graph.params.items()
-        if one.pattern.startswith(DRAFT_NAMESPACE)
-    }
-    return replace(graph, params=params)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _ByNamespace:
-    """Loads a tensor of a round from the checkpoint that has it."""
-
-    loaders: Mapping[str, LoadTensor]
-
-    def __call__(self, name: str) -> Array:
-        own = name.removeprefix(DRAFT_NAMESPACE)
-        return self.loaders["" if own == name else DRAFT_NAMESPACE](own)
+def _drafting(scheme: Round) -> str:
+    return f"scheme {scheme.name} with up to {scheme.drafts} drafts per round"

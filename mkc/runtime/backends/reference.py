@@ -37,14 +37,13 @@ from mkc.runtime.pack import LoadTensor
 from mkc.runtime.placement import joining_meanings
 from mkc.runtime.placement import shard_params
 from mkc.runtime.shards import Array
+from mkc.runtime.stop_ids import stop_table
 from mkc.runtime.token_masks import Masks
 from mkc.runtime.token_masks import mask_rows
 from mkc.schedule.program import RESTING
 from mkc.schedule.program import STOP_IDS
 
 type States = dict[str, jax.Array]  # by key, [instances, batch, ...]
-
-NO_STOP = -1  # no token has this id
 
 
 class ReferenceBackend:
@@ -134,16 +133,12 @@ class ReferenceBackend:
     ) -> Array:
         most = self.rounds_per_launch
         assert all(1 <= one <= most for one in rounds), f"{rounds} rounds in one launch"
-        stops = np.full((self.batch, STOP_IDS), NO_STOP, np.int32)
-        for slot, ids in enumerate(stop_ids):
-            assert len(ids) <= STOP_IDS, f"{len(ids)} stop ids, at most {STOP_IDS}"
-            stops[slot, : len(ids)] = ids
         emitted, count, self._states = self._rounds(
             self._weights,
             self._states,
             *_rows(tokens, positions, active),
             np.asarray(rounds, np.int32),
-            stops,
+            stop_table(stop_ids, self.batch),
             self._mask_rows(masks),
         )
         return np.asarray(emitted)[: int(count)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -16,23 +17,20 @@ from mkc.ir.reference import stack_params
 from mkc.runtime.backends.backend import Launch
 from mkc.runtime.backends.backend import Snapshot
 from mkc.runtime.backends.backend import StepResult
-from mkc.runtime.backends.reference import NO_STOP
+from mkc.runtime.backends.carried import Carried
 from mkc.runtime.backends.reference import ReferenceBackend
 from mkc.runtime.backends.reference import States
 from mkc.runtime.backends.reference import Tensors
 from mkc.runtime.pack import LoadTensor
-from mkc.runtime.rounds import Anchors
 from mkc.runtime.rounds import committed
-from mkc.runtime.rounds import first_inputs
 from mkc.runtime.rounds import rounds_function
 from mkc.runtime.rounds import seed_words
 from mkc.runtime.sampling import SamplingParams
 from mkc.runtime.shards import Array
+from mkc.runtime.stop_ids import stop_table
 from mkc.runtime.token_masks import Masks
-from mkc.schedule.program import STOP_IDS
 from mkc.spec import Round
-
-NOWHERE = -1  # position of a slot that is in no round
+from mkc.spec.scheme import SAMPLING
 
 
 class SpeculativeBackend(ReferenceBackend):
@@ -56,13 +54,17 @@ class SpeculativeBackend(ReferenceBackend):
         self._kept_rows = {
             key: one for key, one in initial_states(scheme.graph).items() if self._is_kept(key)
         }
-        nobody = np.full(self.batch, NOWHERE, np.int32)
-        self._carried = first_inputs(scheme, Anchors(tokens=nobody, positions=nobody))
+        self._carried = Carried.empty(scheme)
 
     @property
     def drafts(self) -> int:
         """The most drafts of a sequence in one round."""
         return self.scheme.drafts
+
+    @cached_property
+    def draws(self) -> bool:
+        """Rounds choose the tokens of sequences that sample, too."""
+        return any(one.name in SAMPLING for one in self.scheme.graph.inputs)
 
     def speculate(
         self,
@@ -77,22 +79,18 @@ class SpeculativeBackend(ReferenceBackend):
         stop_ids: Sequence[Sequence[int]] = (),
     ) -> Launch:
         assert 1 <= rounds <= self.rounds_per_launch, f"{rounds} rounds in one launch"
-        stops = np.full((self.batch, STOP_IDS), NO_STOP, np.int32)
-        for slot, ids in enumerate(stop_ids):
-            assert len(ids) <= STOP_IDS, f"{len(ids)} stop ids, at most {STOP_IDS}"
-            stops[slot, : len(ids)] = ids
         emitted, counts, drafts, number, states, carried = self._launch(
             self._weights,
             self._states | self._kept_rows,
-            self._with_anchors(tokens, positions, active),
-            _sampling_inputs(sampling, seeds),
+            self._carried.inputs(tokens, positions, active),
+            _sampling_inputs(sampling, seeds) if self.draws else {},
             rounds,
             np.asarray(budgets, np.int32),
-            stops,
+            stop_table(stop_ids, self.batch),
         )
         self._kept_rows = {key: one for key, one in states.items() if self._is_kept(key)}
         self._states = {key: one for key, one in states.items() if not self._is_kept(key)}
-        self._carried = {name: np.array(one) for name, one in carried.items()}
+        self._carried.take({name: np.asarray(one) for name, one in carried.items()}, active)
         ran = int(number)
         return Launch(
             tokens=np.asarray(emitted)[:ran],
@@ -100,8 +98,11 @@ class SpeculativeBackend(ReferenceBackend):
             drafts=np.asarray(drafts)[:ran],
         )
 
+    def retract(self, slot: int, count: int) -> None:
+        self._carried.retract(slot, count)
+
     def prefill(self, slot: int, tokens: Sequence[int], position: int) -> Array:
-        self._settle()
+        self._settle([slot])
         return super().prefill(slot, tokens, position)
 
     def step(
@@ -112,7 +113,7 @@ class SpeculativeBackend(ReferenceBackend):
         *,
         masks: Masks = (),
     ) -> StepResult:
-        self._settle()
+        self._settle(slot for slot, on in enumerate(active) if on)
         return super().step(tokens, positions, active, masks=masks)
 
     def greedy_rounds(
@@ -125,53 +126,28 @@ class SpeculativeBackend(ReferenceBackend):
         stop_ids: Sequence[Sequence[int]] = (),
         masks: Masks = (),
     ) -> Array:
-        self._settle()
+        self._settle(slot for slot, on in enumerate(active) if on)
         return super().greedy_rounds(
             tokens, positions, active, rounds=rounds, stop_ids=stop_ids, masks=masks
         )
 
     def reset(self, slot: int) -> None:
-        self._forget(slot)
+        self._carried.forget(slot)
         super().reset(slot)
 
     def restore(self, slot: int, snapshots: Sequence[Snapshot]) -> None:
-        self._forget(slot)
+        self._carried.forget(slot)
         super().restore(slot, snapshots)
 
     def state(self, slot: int) -> dict[str, Array]:
-        self._settle()
+        self._settle([slot])
         return super().state(slot)
 
-    def _forget(self, slot: int) -> None:
-        """Nothing of the slot is to be committed, and it has no drafts."""
-        if self.scheme.commits_late:
-            self._carried["kept"][slot] = 0
-        self._carried["positions"].reshape(self.batch, -1)[slot] = NOWHERE
-
-    def _settle(self) -> None:
-        """Commits what the last round kept; drafts of the slots stay."""
-        if self.scheme.commits_late and self._carried["kept"].any():
-            kept = jnp.asarray(self._carried["kept"])
+    def _settle(self, slots: Iterable[int]) -> None:
+        """Commits what the last round of these slots kept; their drafts stay."""
+        kept = self._carried.take_kept(slots)
+        if kept.any():
             self._states = self._commit(self._states, self._kept_rows, kept)
-            self._carried["kept"][:] = 0
-
-    def _with_anchors(
-        self, tokens: Sequence[int], positions: Sequence[int], active: Sequence[bool]
-    ) -> dict[str, Array]:
-        """What is carried; a slot without drafts for its token gets a round without any."""
-        carried = {name: one.copy() for name, one in self._carried.items()}
-        rows = (
-            carried["tokens"].reshape(self.batch, -1),
-            carried["positions"].reshape(self.batch, -1),
-        )
-        for slot, (token, position, on) in enumerate(zip(tokens, positions, active, strict=True)):
-            if not on:
-                rows[1][slot] = NOWHERE
-            elif (rows[0][slot, 0], rows[1][slot, 0]) != (token, position):
-                rows[0][slot, 0] = token
-                rows[1][slot] = NOWHERE
-                rows[1][slot, 0] = position
-        return carried
 
     def _is_kept(self, key: str) -> bool:
         return self.scheme.graph.states[key].kind is StateKind.KEPT
@@ -185,7 +161,7 @@ class SpeculativeBackend(ReferenceBackend):
         """(states, kept rows, counts) -> states."""
 
         def commit(states: States, rows: States, kept: jax.Array) -> States:
-            return committed(self.scheme.graph, states | rows, kept)
+            return committed(self.scheme.graph, states | rows, jnp.asarray(kept))
 
         return jax.jit(commit, donate_argnums=0)
 

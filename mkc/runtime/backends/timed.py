@@ -177,6 +177,9 @@ class TimedDraftingBackend(TimedBackend):
         self._rounds += len(launch.tokens)
         return launch
 
+    def retract(self, slot: int, count: int) -> None:
+        self.drafting.retract(slot, count)
+
 
 def timed(backend: Backend, *, clock: Callable[[], float] = perf_counter) -> TimedBackend:
     """A backend whose calls are measured, which drafts if `backend` does."""

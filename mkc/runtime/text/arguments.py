@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from json import dumps
@@ -9,6 +10,7 @@ from json import loads
 from typing import Any
 
 STRING = "string"
+KINDS = ("boolean", "integer", "number", "null", "array", "object")
 # JSON has these words in lower case; templates that print Python values teach models the others.
 WORDS = {"true": True, "false": False, "null": None, "none": None}
 
@@ -81,24 +83,53 @@ def argument_types(tools: Sequence[Mapping[str, Any]], name: str) -> dict[str, t
             continue
         schema = function.get("parameters")
         properties = schema.get("properties") if isinstance(schema, Mapping) else None
-        if isinstance(properties, Mapping):
-            return {key: _kinds(one) for key, one in properties.items()}
+        if isinstance(schema, Mapping) and isinstance(properties, Mapping):
+            return {key: value_types(one, schema) for key, one in properties.items()}
     return {}
 
 
-def _kinds(schema: object) -> tuple[str, ...]:
-    """JSON types that a schema allows; a string when it does not say."""
+def value_types(schema: object, root: Mapping[str, Any]) -> tuple[str, ...]:
+    """JSON types that a schema allows; a string when it does not say.
+
+    Args:
+      root: in which references of the schema are looked up.
+    """
+    return tuple(dict.fromkeys(_types(schema, root, set()))) or (STRING,)
+
+
+def _types(schema: object, root: Mapping[str, Any], followed: set[str]) -> Iterator[str]:
+    """`followed` are references that have been looked up: they may lead back to themselves."""
     if not isinstance(schema, Mapping):
-        return (STRING,)
-    kind = schema.get("type")
-    if isinstance(kind, str):
-        return (kind,)
-    if isinstance(kind, list):
-        return tuple(str(one) for one in kind) or (STRING,)
+        return
+    reference, kind = schema.get("$ref"), schema.get("type")
     choices = schema.get("anyOf") or schema.get("oneOf")
-    if isinstance(choices, list):
-        return tuple(kind for one in choices for kind in _kinds(one)) or (STRING,)
-    return (STRING,)
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(reference, str):
+        if reference not in followed:
+            followed.add(reference)
+            yield from _types(_pointed(reference, root), root, followed)
+    elif isinstance(kind, str):
+        yield kind
+    elif isinstance(kind, list):
+        yield from map(str, kind)
+    elif isinstance(choices, list):
+        for one in choices:
+            yield from _types(one, root, followed) if one else (STRING,)
+    elif isinstance(values, list):
+        yield from (_kind(one) for one in values)
+
+
+def _pointed(reference: str, root: Mapping[str, Any]) -> object:
+    """What a reference such as `#/$defs/Place` points to; None for nothing."""
+    found: object = root
+    for step in reference.removeprefix("#/").split("/"):
+        found = found.get(step) if isinstance(found, Mapping) else None
+    return found
+
+
+def _kind(value: object) -> str:
+    """The JSON type of a value."""
+    return next((kind for kind in KINDS if _is_of(value, kind)), STRING)
 
 
 def _is_of(value: object, kind: str) -> bool:

@@ -75,6 +75,11 @@ class Chat:
         self._tags = tags
         self._path = path
 
+    @property
+    def markup(self) -> TagFormat | ChannelFormat:
+        """How outputs are written."""
+        return self._channels[0] if self._channels is not None else self._tags
+
     def encode(self, request: ChatRequest) -> Prompt:
         """The prompt of a request.
 

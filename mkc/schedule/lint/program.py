@@ -9,6 +9,8 @@ from mkc.schedule.lint.rules import issue
 from mkc.schedule.program import ArgmaxPhase
 from mkc.schedule.program import EmbedPhase
 from mkc.schedule.program import Program
+from mkc.schedule.round_phases import SelectorWalkPhase
+from mkc.schedule.verify.arrays import SAMPLING_ROLES
 from mkc.schedule.verify.arrays import SCALAR_ROLES
 from mkc.schedule.verify.arrays import Array
 from mkc.schedule.verify.arrays import arrays_of
@@ -47,15 +49,19 @@ def _arrays(program: Program, target: Target) -> Iterator[Issue]:
 def _operands(program: Program) -> Iterator[Issue]:
     used = {"tape", *(one.array for one in program.streams)}
     used |= {name for one in program.caches for name in (one.key_array, one.value_array)}
+    used |= {one.target for one in program.round.rows} if program.round is not None else set()
     for phase in program.phases():
         if isinstance(phase, EmbedPhase):
             used.add(phase.table)
+        elif isinstance(phase, SelectorWalkPhase):
+            used |= {phase.predecessor, phase.successor}
         elif isinstance(phase, ArgmaxPhase) and phase.masks:
             used.add(phase.masks)
     for operand in program.operands:
         if operand.name not in used and operand.role not in SCALAR_ROLES:
             yield issue("L106", operand.name, f"no phase uses the operand {operand.name}")
-        if operand.role in SCALAR_ROLES and operand.dtype is not DType.I32:
+        is_number = operand.role in SCALAR_ROLES - SAMPLING_ROLES
+        if is_number and operand.dtype is not DType.I32:
             yield issue("L107", operand.name, f"{operand.name} is {operand.dtype}")
 
 

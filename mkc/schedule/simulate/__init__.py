@@ -16,8 +16,8 @@ from mkc.schedule.simulate.analysis import PhaseTime
 from mkc.schedule.simulate.analysis import Window
 from mkc.schedule.simulate.bundles import PhaseCycles
 from mkc.schedule.simulate.bundles import bundle_costs
-from mkc.schedule.simulate.costs import PhaseCost
-from mkc.schedule.simulate.costs import Source
+from mkc.schedule.simulate.cost_parts import PhaseCost
+from mkc.schedule.simulate.cost_parts import Source
 from mkc.schedule.simulate.events import CORE
 from mkc.schedule.simulate.events import MEMORY
 from mkc.schedule.simulate.events import Event

@@ -7,8 +7,6 @@ for copies and messages are not in here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 from math import ceil
 
 from mkc.schedule.program import TAPE_LANES
@@ -19,7 +17,6 @@ from mkc.schedule.program import ArgmaxPhase
 from mkc.schedule.program import AttentionPhase
 from mkc.schedule.program import DeltaRulePhase
 from mkc.schedule.program import EmbedPhase
-from mkc.schedule.program import ExchangePlan
 from mkc.schedule.program import MatmulPhase
 from mkc.schedule.program import NarrowMatmulPhase
 from mkc.schedule.program import Phase
@@ -27,39 +24,24 @@ from mkc.schedule.program import Program
 from mkc.schedule.program import VectorPhase
 from mkc.schedule.program import View
 from mkc.schedule.simulate.bundles import PhaseCycles
+from mkc.schedule.simulate.cost_parts import SEARCH_CHUNK
+from mkc.schedule.simulate.cost_parts import PhaseCost
+from mkc.schedule.simulate.cost_parts import Source
+from mkc.schedule.simulate.cost_parts import block_us
+from mkc.schedule.simulate.cost_parts import code_us
+from mkc.schedule.simulate.cost_parts import elements_us
+from mkc.schedule.simulate.cost_parts import exchange_plan
+from mkc.schedule.simulate.cost_parts import looped
+from mkc.schedule.simulate.cost_parts import push_us
+from mkc.schedule.simulate.cost_parts import registers_us
+from mkc.schedule.simulate.costs_rounds import ROUND_PHASES
+from mkc.schedule.simulate.costs_rounds import round_code
+from mkc.schedule.simulate.costs_rounds import round_estimate
 from mkc.targets import Target
 
-ROWS_PER_PUSH = 16  # a push carries a pair of bf16 registers: 16 rows of a weight block
-ARGMAX_CHUNK = 256  # columns per step of the search for the largest logit
 MASK_BLOCK = WORD_BITS * VECTOR_LANES  # columns per step of masking the logits
 ATTENTION_CHAINS = 3  # sums over lanes of a tile, one after the other: maximum, sum, rescaling
 DELTA_CHAINS = 2  # dependent products of the delta rule: prediction, output
-F32_BYTES = 4
-
-
-class Source(StrEnum):
-    """Where a phase's time comes from."""
-
-    MACHINE_CODE = "machine code"
-    PUSH_RATE = "push rate"  # the machine code's pushes at the target's rate
-    TARGET = "target file"
-
-
-@dataclass(frozen=True, kw_only=True)
-class PhaseCost:
-    """Core time of a phase.
-
-    Attributes:
-      once_us: per execution, outside what follows.
-      item_us: per sequence, for phases that go through sequences.
-      tile_us: per cache tile for attention; per output step for matmuls, one for each tile run,
-        without the drain of the matrix unit.
-    """
-
-    source: Source
-    once_us: float
-    item_us: float = 0.0
-    tile_us: tuple[float, ...] = ()
 
 
 def phase_costs(
@@ -74,18 +56,13 @@ def phase_costs(
     costs: dict[str, PhaseCost] = {}
     for phase in program.phases():
         code = cycles.get(phase.id)
+        if isinstance(phase, ROUND_PHASES):
+            measured = round_code(program, phase, code, target) if code else None
+            costs[phase.id] = measured or round_estimate(program, phase, target)
+            continue
         measured = _from_code(program, phase, code, target) if code else None
         costs[phase.id] = measured or _estimated(program, phase, target)
     return costs
-
-
-def push_us(pushes: float, target: Target) -> float:
-    """Time of push instructions when all matrix units are kept busy."""
-    return pushes * target.mxu.push_us * ROWS_PER_PUSH / target.mxu.width
-
-
-def _code_us(code: PhaseCycles, target: Target) -> float:
-    return max(code.cycles / target.core.clock_mhz, push_us(code.pushes, target))
 
 
 def _step_us(code: PhaseCycles, target: Target) -> float:
@@ -106,24 +83,11 @@ def _from_code(
             return _delta_code(program, phase, code, target)
         case ArgmaxPhase():
             masked = phase.logits.width // MASK_BLOCK if phase.masks else 0
-            return _looped(code, (masked, phase.logits.width // ARGMAX_CHUNK), target)
+            return looped(code, (masked, phase.logits.width // SEARCH_CHUNK), target)
         case EmbedPhase():
-            return _looped(code, (program.batch,), target)
+            return looped(code, (program.rows,), target)
         case _:
-            return _looped(code, (), target)
-
-
-def _looped(code: PhaseCycles, trips: tuple[int, ...], target: Target) -> PhaseCost | None:
-    """A phase with loops of so many iterations, one after the other.
-
-    The compiler unrolls a loop of one iteration.
-    """
-    looped = [count for count in trips if count > 1]
-    if len(code.loops) != len(looped) or any(one.loops for one in code.loops):
-        return None
-    pairs = zip(looped, code.loops, strict=True)
-    loops_us = sum(count * _code_us(one, target) for count, one in pairs)
-    return PhaseCost(source=Source.MACHINE_CODE, once_us=_code_us(code, target) + loops_us)
+            return looped(code, (), target)
 
 
 def _matmul_code(phase: MatmulPhase, code: PhaseCycles, target: Target) -> PhaseCost | None:
@@ -153,14 +117,14 @@ def _attention_code(code: PhaseCycles, target: Target) -> PhaseCost | None:
         return PhaseCost(
             source=Source.MACHINE_CODE,
             once_us=0.0,
-            item_us=_code_us(code, target),
-            tile_us=(_code_us(outer, target),),
+            item_us=code_us(code, target),
+            tile_us=(code_us(outer, target),),
         )
     return PhaseCost(
         source=Source.MACHINE_CODE,
-        once_us=_code_us(code, target),
-        item_us=_code_us(outer, target),
-        tile_us=(sum(_code_us(one, target) for one in outer.loops),),
+        once_us=code_us(code, target),
+        item_us=code_us(outer, target),
+        tile_us=(sum(code_us(one, target) for one in outer.loops),),
     )
 
 
@@ -172,12 +136,12 @@ def _delta_code(
     if program.batch > 1:
         if len(code.loops) != 1:
             return None
-        once_us, item = _code_us(code, target), code.loops[0]
+        once_us, item = code_us(code, target), code.loops[0]
     if len(item.loops) > 1 or any(one.loops for one in item.loops):
         return None
-    heads_us = sum(phase.key_heads * _code_us(one, target) for one in item.loops)
+    heads_us = sum(phase.key_heads * code_us(one, target) for one in item.loops)
     return PhaseCost(
-        source=Source.MACHINE_CODE, once_us=once_us, item_us=_code_us(item, target) + heads_us
+        source=Source.MACHINE_CODE, once_us=once_us, item_us=code_us(item, target) + heads_us
     )
 
 
@@ -188,54 +152,36 @@ def _estimated(program: Program, phase: Phase, target: Target) -> PhaseCost:
     chain_us = target.core.vector_chain_us
     match phase:
         case MatmulPhase():
+            products = 1 + len(phase.also)
             tiles = tuple(
-                _block_us(phase.K * phase.step_blocks(run.first), target) for run in phase.runs
+                products * block_us(phase.K * phase.step_blocks(run.first), target)
+                for run in phase.runs
             )
         case NarrowMatmulPhase():
-            once_us = _block_us(phase.K, target) + chain_us
+            once_us = block_us(phase.K, target) + chain_us
         case VectorPhase():
             views = (*phase.reads.values(), *phase.writes.values())
             lanes = sum(view.width for view in views) + len(phase.nodes) * _widest(views)
-            once_us = chain_us + _registers_us(program, lanes, target)
+            once_us = chain_us + registers_us(program, lanes, target)
         case DeltaRulePhase():
             state = phase.value_heads * phase.key_dim * phase.value_dim
-            work = _elements_us(4 * state, target)  # decay, two products, update
+            work = elements_us(4 * state, target)  # decay, two products, update
             item_us = work + DELTA_CHAINS * chain_us
         case AttentionPhase():
             cache = next(one for one in program.caches if one.name == phase.cache)
-            pushes = _block_us(2 * cache.tile * ceil(cache.width / TAPE_LANES), target)
+            pushes = block_us(2 * cache.tile * ceil(cache.width / TAPE_LANES), target)
             tiles = (pushes + ATTENTION_CHAINS * chain_us,)
             item_us = chain_us
         case AllReducePhase():
             plan = exchange_plan(program, phase.exchange)
-            once_us = _elements_us(program.ranks * plan.rows * plan.columns, target)
+            once_us = elements_us(program.ranks * plan.rows * plan.columns, target)
         case ArgmaxPhase():
             passes = 4 if phase.masks else 2
-            once_us = chain_us + _registers_us(program, passes * phase.logits.width, target)
+            once_us = chain_us + registers_us(program, passes * phase.logits.width, target)
         case EmbedPhase():
-            once_us = program.batch * _registers_us(program, 2 * phase.output.width, target)
+            once_us = program.rows * registers_us(program, 2 * phase.output.width, target)
     return PhaseCost(source=Source.TARGET, once_us=once_us, item_us=item_us, tile_us=tiles)
-
-
-def exchange_plan(program: Program, name: str) -> ExchangePlan:
-    """The buffers of an exchange."""
-    return next(one for one in program.exchanges if one.name == name)
 
 
 def _widest(views: tuple[View, ...]) -> int:
     return max((view.width for view in views), default=0)
-
-
-def _block_us(tape_rows: int, target: Target) -> float:
-    """Pushes of `tape_rows` rows of a block of columns."""
-    return tape_rows / target.mxu.width * target.mxu.push_us
-
-
-def _registers_us(program: Program, lanes: int, target: Target) -> float:
-    return _elements_us(program.padded_rows * lanes, target)
-
-
-def _elements_us(elements: int, target: Target) -> float:
-    """One multiply-add for each element."""
-    registers = elements / (target.core.lanes * target.core.sublanes)
-    return registers / target.core.multiply_adds_per_cycle / target.core.clock_mhz

@@ -26,7 +26,7 @@ from mkc.schedule.simulate.analysis import core_us
 from mkc.schedule.simulate.analysis import critical_path
 from mkc.schedule.simulate.analysis import exposed
 from mkc.schedule.simulate.bundles import PhaseCycles
-from mkc.schedule.simulate.costs import PhaseCost
+from mkc.schedule.simulate.cost_parts import PhaseCost
 from mkc.schedule.simulate.costs import phase_costs
 from mkc.schedule.simulate.engine import Run
 from mkc.schedule.simulate.engine import run
@@ -36,6 +36,7 @@ from mkc.schedule.simulate.events import Kind
 from mkc.schedule.simulate.events import event_document
 from mkc.schedule.simulate.machine import RankSkew
 from mkc.schedule.simulate.translate import machine_program
+from mkc.schedule.simulate.translate import rows_per_round
 from mkc.targets import Target
 
 ROUNDS = 3  # simulated: the first fills the ring, the last one does not refill it
@@ -135,9 +136,10 @@ def simulate(
       position: of every sequence; None takes the middle of the context.
       skew: one per rank; empty when all are alike, and then one rank stands for all.
     """
-    rounds = min(ROUNDS, program.rounds_per_launch, program.context)
+    step = rows_per_round(program)
+    rounds = min(ROUNDS, program.rounds_per_launch, program.context // step)
     if position is None:
-        position = min(program.context // 2, program.context - rounds)
+        position = min(program.context // 2, program.context - rounds * step)
     costs = phase_costs(program, target, cycles or {})
     machine = machine_program(program, costs, position=position, rounds=rounds)
     result = run(machine, target, skew)

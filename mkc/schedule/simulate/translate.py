@@ -30,8 +30,11 @@ from mkc.schedule.program import StreamAdvancePhase
 from mkc.schedule.program import StreamPlan
 from mkc.schedule.program import StreamWaitPhase
 from mkc.schedule.program import VectorPhase
-from mkc.schedule.simulate.costs import PhaseCost
-from mkc.schedule.simulate.costs import exchange_plan
+from mkc.schedule.round_phases import AcceptPhase
+from mkc.schedule.round_phases import AllGatherPhase
+from mkc.schedule.round_phases import TopKPhase
+from mkc.schedule.simulate.cost_parts import PhaseCost
+from mkc.schedule.simulate.cost_parts import exchange_plan
 from mkc.schedule.simulate.machine import Engine
 from mkc.schedule.simulate.machine import Instruction
 from mkc.schedule.simulate.machine import MachineProgram
@@ -42,13 +45,19 @@ from mkc.schedule.simulate.machine import Stall
 from mkc.schedule.simulate.machine import Start
 from mkc.schedule.simulate.machine import Wait
 from mkc.schedule.simulate.machine import Work
+from mkc.schedule.simulate.translate_rounds import BF16_BYTES
+from mkc.schedule.simulate.translate_rounds import BLOCK_ROWS
+from mkc.schedule.simulate.translate_rounds import entering_blocks
+from mkc.schedule.simulate.translate_rounds import round_instructions
+from mkc.schedule.simulate.translate_rounds import round_span
 
 ROW_BYTES = TAPE_LANES * 2
-BF16_BYTES, F32_BYTES = 2, 4
-BLOCK_ROWS = 16  # rows of the smallest block of bf16 rows that a copy may move
+F32_BYTES = 4
 SIGNAL_BYTES = 4
-TWO_PHASE = "two_phase"
+TWO_PHASE, GATHER = "two_phase", "gather"
 PROLOGUE, EPILOGUE = "prologue", "epilogue"
+
+type Exchanging = AllReducePhase | ArgmaxPhase | AcceptPhase | TopKPhase | AllGatherPhase
 
 
 def machine_program(
@@ -58,18 +67,24 @@ def machine_program(
 
     Args:
       costs: by phase id.
-      position: of every sequence in the first round; it grows by one in each.
+      position: of every sequence in the first round; it grows by a round's rows in each.
       rounds: rounds that the launch runs, at most the program's own.
     """
     assert 1 <= rounds <= program.rounds_per_launch, "more rounds than a launch may run"
-    assert 0 <= position <= program.context - rounds, "a position beyond the context"
+    last = program.context - rounds * rows_per_round(program)
+    assert 0 <= position <= last, "a position beyond the context"
     return MachineProgram(
         ranks=program.ranks,
-        instructions=lambda rank: _Translator(
+        instructions=lambda rank: Translator(
             program=program, costs=costs, position=position, rounds=rounds, rank=rank
         ).launch(),
         symmetric=_symmetric(program.ranks),
     )
+
+
+def rows_per_round(program: Program) -> int:
+    """Positions that a round goes on by: all of its rows, when every draft is accepted."""
+    return 1 if program.round is None else program.round.rows_per_sequence
 
 
 def _symmetric(ranks: int) -> bool:
@@ -78,7 +93,7 @@ def _symmetric(ranks: int) -> bool:
 
 
 @dataclass(kw_only=True)
-class _Stream:
+class Stream:
     """A small stream of the current round: the item to consume next."""
 
     plan: StreamPlan
@@ -94,11 +109,12 @@ class _Stream:
 
 
 @dataclass(kw_only=True)
-class _Cache:
+class Cache:
     """Cache tiles of the current round: how many were fetched and consumed."""
 
     plan: CacheStream
     tiles: int  # per sequence and layer
+    blocks: int = 1  # of rows that are written, per sequence and layer
     fetched: int = 0
     consumed: int = 0
     calls: int = 0
@@ -113,7 +129,7 @@ class _Cache:
 
 
 @dataclass(kw_only=True)
-class _Translator:
+class Translator:
     """Walks a program as its kernel does. One object per rank."""
 
     program: Program
@@ -126,26 +142,26 @@ class _Translator:
     layers: int = 0
     round: int = 0
     last: dict[str, bool] = field(default_factory=dict)  # loop -> in its last iteration
-    streams: dict[str, _Stream] = field(default_factory=dict)
-    caches: dict[str, _Cache] = field(default_factory=dict)
+    streams: dict[str, Stream] = field(default_factory=dict)
+    caches: dict[str, Cache] = field(default_factory=dict)
 
     def launch(self) -> Iterator[Instruction]:
         """The whole kernel."""
         tape = self.program.tape
-        mark = self._mark(PROLOGUE, "tape")
+        mark = self.mark(PROLOGUE, "tape")
         for slot, rows in enumerate(tape.prologue[: tape.slots]):
             yield self._load(mark, slot, rows)
-        yield from self._meet(self._mark(PROLOGUE, "entry barrier"))
+        yield from self._meet(self.mark(PROLOGUE, "entry barrier"))
         for number in range(self.rounds):
             self.round, self.layers, self.layer = number, 0, -1
             self.last = {ROUNDS: number == self.rounds - 1}
-            yield RoundStart(mark=self._mark(PROLOGUE))
-            yield from self._begin_round(self.position + number)
+            yield RoundStart(mark=self.mark(PROLOGUE))
+            yield from self._begin_round(self.position + number * rows_per_round(self.program))
             yield from self._body(self.program.body, None)
             self.layer = -1
             yield from self._end_round()
 
-    def _mark(self, phase: str, op: str = "") -> Mark:
+    def mark(self, phase: str, op: str = "") -> Mark:
         return Mark(phase=phase, op=op, layer=self.layer, round=self.round)
 
     def _load(self, mark: Mark, slot: int, rows: int) -> Start:
@@ -153,20 +169,25 @@ class _Translator:
 
     def _begin_round(self, position: int) -> Iterator[Instruction]:
         for plan in self.program.streams:
-            stream = self.streams[plan.name] = _Stream(plan=plan)
+            stream = self.streams[plan.name] = Stream(plan=plan)
             for slot in range(plan.slots):
-                yield self._fetch(self._mark(PROLOGUE, plan.name), stream, slot)
+                yield self._fetch(self.mark(PROLOGUE, plan.name), stream, slot)
         for cache_plan in self.program.caches:
-            tiles = position // cache_plan.tile + 1
-            cache = self.caches[cache_plan.name] = _Cache(plan=cache_plan, tiles=tiles)
+            cache = self.caches[cache_plan.name] = self._cache(cache_plan, position)
             for _ in range(cache_plan.slots):
-                yield from self._fetch_tile(self._mark(PROLOGUE, cache_plan.name), cache)
+                yield from self.fetch_tile(self.mark(PROLOGUE, cache_plan.name), cache)
 
         for phase in self.program.phases():
             if isinstance(phase, ArgmaxPhase) and phase.masks:
                 size = self._operand_bytes(phase.masks)
-                mark = self._mark(PROLOGUE, phase.masks)
+                mark = self.mark(PROLOGUE, phase.masks)
                 yield Start(mark=mark, bytes=size, semaphore=phase.masks, urgent=True)
+
+    def _cache(self, plan: CacheStream, position: int) -> Cache:
+        if self.program.round is None:
+            return Cache(plan=plan, tiles=position // plan.tile + 1)
+        first, end = round_span(plan, position)
+        return Cache(plan=plan, tiles=end - first, blocks=entering_blocks(self.program, position))
 
     def _operand_bytes(self, name: str) -> int:
         operand = next(one for one in self.program.operands if one.name == name)
@@ -176,13 +197,13 @@ class _Translator:
         for name, stream in self.streams.items():
             if stream.plan.writes_back:
                 for slot in range(stream.plan.slots):
-                    yield self._written(self._mark(EPILOGUE, name), stream, slot)
+                    yield self._written(self.mark(EPILOGUE, name), stream, slot)
         for name, cache in self.caches.items():
-            mark = self._mark(EPILOGUE, name)
+            mark = self.mark(EPILOGUE, name)
             for sequence in range(cache.plan.batch):
-                yield self._row_written(mark, cache, sequence)
+                yield self.rows_written(mark, cache, sequence)
         if self.program.logits is not None:
-            mark = self._mark(EPILOGUE, "logits")
+            mark = self.mark(EPILOGUE, "logits")
             size = self.program.padded_rows * self.program.logits.width * F32_BYTES
             yield Start(mark=mark, bytes=size, semaphore="logits")
             yield Wait(mark=mark, bytes=size, semaphore="logits", stall=Stall.COPY)
@@ -207,10 +228,10 @@ class _Translator:
     def _phase(self, phase: Phase) -> Iterator[Instruction]:
         match phase:
             case StreamWaitPhase():
-                yield self._arrived(self._mark(phase.id, phase.stream), self.streams[phase.stream])
+                yield self.arrived(self.mark(phase.id, phase.stream), self.streams[phase.stream])
             case StreamAdvancePhase():
-                mark = self._mark(phase.id, phase.stream)
-                yield from self._advance(mark, self.streams[phase.stream])
+                mark = self.mark(phase.id, phase.stream)
+                yield from self.advance(mark, self.streams[phase.stream])
             case MatmulPhase():
                 yield from self._matmul(phase)
             case VectorPhase():
@@ -219,20 +240,20 @@ class _Translator:
                 yield from self._delta_rule(phase)
             case AttentionPhase():
                 yield from self._attention(phase)
-            case AllReducePhase() | ArgmaxPhase():
+            case AllReducePhase() | ArgmaxPhase() | AcceptPhase() | TopKPhase() | AllGatherPhase():
                 yield from self._exchange(phase)
             case EmbedPhase():
                 yield from self._embed(phase)
             case _:
-                yield self._work(phase, self.costs[phase.id].once_us)
+                yield from round_instructions(self, phase)
 
-    def _work(self, phase: Phase, us: float, engine: Engine = Engine.VECTOR) -> Work:
-        return Work(mark=self._mark(phase.id, phase.title), us=us, engine=engine)
+    def work(self, phase: Phase, us: float, engine: Engine = Engine.VECTOR) -> Work:
+        return Work(mark=self.mark(phase.id, phase.title), us=us, engine=engine)
 
     # The tape.
 
     def _matmul(self, phase: MatmulPhase) -> Iterator[Instruction]:
-        cost, mark = self.costs[phase.id], self._mark(phase.id, phase.title)
+        cost, mark = self.costs[phase.id], self.mark(phase.id, phase.title)
         if cost.once_us:
             yield Work(mark=mark, us=cost.once_us, engine=Engine.CONTROL)
         for run, step_us in zip(phase.runs, cost.tile_us, strict=True):
@@ -264,11 +285,11 @@ class _Translator:
 
     # Small streams.
 
-    def _fetch(self, mark: Mark, stream: _Stream, slot: int) -> Start:
+    def _fetch(self, mark: Mark, stream: Stream, slot: int) -> Start:
         semaphore = f"{stream.plan.name} arrived {slot}"
         return Start(mark=mark, bytes=stream.bytes, semaphore=semaphore, urgent=True, slot=slot)
 
-    def _arrived(self, mark: Mark, stream: _Stream) -> Wait:
+    def arrived(self, mark: Mark, stream: Stream) -> Wait:
         return Wait(
             mark=mark,
             bytes=stream.bytes,
@@ -277,11 +298,11 @@ class _Translator:
             slot=stream.slot,
         )
 
-    def _written(self, mark: Mark, stream: _Stream, slot: int) -> Wait:
+    def _written(self, mark: Mark, stream: Stream, slot: int) -> Wait:
         semaphore = f"{stream.plan.name} written {slot}"
         return Wait(mark=mark, bytes=stream.bytes, semaphore=semaphore, stall=Stall.COPY, slot=slot)
 
-    def _advance(self, mark: Mark, stream: _Stream) -> Iterator[Instruction]:
+    def advance(self, mark: Mark, stream: Stream) -> Iterator[Instruction]:
         plan, slot = stream.plan, stream.slot
         if not plan.writes_back:
             if stream.item + plan.slots < plan.items:
@@ -297,33 +318,33 @@ class _Translator:
 
     def _vector(self, phase: VectorPhase) -> Iterator[Instruction]:
         streams = [self.streams[name] for name in dict.fromkeys(phase.states.values())]
-        mark = self._mark(phase.id, phase.title)
+        mark = self.mark(phase.id, phase.title)
         for stream in streams:
-            yield self._arrived(mark, stream)
-        yield self._work(phase, self.costs[phase.id].once_us)
+            yield self.arrived(mark, stream)
+        yield self.work(phase, self.costs[phase.id].once_us)
         for stream in streams:
-            yield from self._advance(mark, stream)
+            yield from self.advance(mark, stream)
 
     def _delta_rule(self, phase: DeltaRulePhase) -> Iterator[Instruction]:
         cost, stream = self.costs[phase.id], self.streams[phase.stream]
-        mark = self._mark(phase.id, phase.title)
-        yield self._work(phase, cost.once_us)
+        mark = self.mark(phase.id, phase.title)
+        yield self.work(phase, cost.once_us)
         for _ in range(self.program.batch):
-            yield self._arrived(mark, stream)
-            yield self._work(phase, cost.item_us)
-            yield from self._advance(mark, stream)
+            yield self.arrived(mark, stream)
+            yield self.work(phase, cost.item_us)
+            yield from self.advance(mark, stream)
 
     def _embed(self, phase: EmbedPhase) -> Iterator[Instruction]:
-        mark, batch = self._mark(phase.id, phase.title), self.program.batch
+        mark, rows = self.mark(phase.id, phase.title), self.program.rows
         size = BLOCK_ROWS * phase.output.width * BF16_BYTES
-        for _ in range(batch):
+        for _ in range(rows):
             yield Start(mark=mark, bytes=size, semaphore=phase.id, urgent=True)
-        yield Wait(mark=mark, bytes=batch * size, semaphore=phase.id, stall=Stall.COPY)
-        yield self._work(phase, self.costs[phase.id].once_us)
+        yield Wait(mark=mark, bytes=rows * size, semaphore=phase.id, stall=Stall.COPY)
+        yield self.work(phase, self.costs[phase.id].once_us)
 
     # Attention.
 
-    def _fetch_tile(self, mark: Mark, cache: _Cache) -> Iterator[Instruction]:
+    def fetch_tile(self, mark: Mark, cache: Cache) -> Iterator[Instruction]:
         if cache.fetched < cache.total:
             slot = cache.fetched % cache.plan.slots
             semaphore = f"{cache.plan.name} arrived {slot}"
@@ -333,37 +354,40 @@ class _Translator:
                 )
         cache.fetched += 1
 
-    def _row_written(self, mark: Mark, cache: _Cache, sequence: int) -> Wait:
-        size = 2 * BLOCK_ROWS * cache.plan.width * BF16_BYTES
+    def tile_arrived(self, mark: Mark, cache: Cache) -> Wait:
+        slot = cache.consumed % cache.plan.slots
+        cache.consumed += 1
+        return Wait(
+            mark=mark,
+            bytes=2 * cache.tile_bytes,
+            semaphore=f"{cache.plan.name} arrived {slot}",
+            stall=Stall.COPY,
+            slot=slot,
+        )
+
+    def rows_written(self, mark: Mark, cache: Cache, sequence: int) -> Wait:
+        size = 2 * cache.blocks * BLOCK_ROWS * cache.plan.width * BF16_BYTES
         semaphore = f"{cache.plan.name} written {sequence}"
         return Wait(mark=mark, bytes=size, semaphore=semaphore, stall=Stall.COPY)
 
     def _attention(self, phase: AttentionPhase) -> Iterator[Instruction]:
         cost, cache = self.costs[phase.id], self.caches[phase.cache]
-        mark = self._mark(phase.id, phase.title)
-        yield self._work(phase, cost.once_us)
+        mark = self.mark(phase.id, phase.title)
+        yield self.work(phase, cost.once_us)
         for sequence in range(cache.plan.batch):
-            yield self._work(phase, cost.item_us)
+            yield self.work(phase, cost.item_us)
             for tile in range(cache.tiles):
-                slot = cache.consumed % cache.plan.slots
-                cache.consumed += 1
-                yield Wait(
-                    mark=mark,
-                    bytes=2 * cache.tile_bytes,
-                    semaphore=f"{cache.plan.name} arrived {slot}",
-                    stall=Stall.COPY,
-                    slot=slot,
-                )
+                yield self.tile_arrived(mark, cache)
                 if tile == cache.tiles - 1:
                     yield from self._write_row(mark, cache, sequence)
-                yield self._work(phase, cost.tile_us[0])
-                yield from self._fetch_tile(mark, cache)
+                yield self.work(phase, cost.tile_us[0])
+                yield from self.fetch_tile(mark, cache)
         cache.calls += 1
 
-    def _write_row(self, mark: Mark, cache: _Cache, sequence: int) -> Iterator[Instruction]:
+    def _write_row(self, mark: Mark, cache: Cache, sequence: int) -> Iterator[Instruction]:
         """The new key and value rows go to the cache, once those of the layer before have."""
         if cache.calls > 0:
-            yield self._row_written(mark, cache, sequence)
+            yield self.rows_written(mark, cache, sequence)
         size = BLOCK_ROWS * cache.plan.width * BF16_BYTES
         semaphore = f"{cache.plan.name} written {sequence}"
         for _ in ("keys", "values"):
@@ -388,18 +412,21 @@ class _Translator:
         size = len(peers) * SIGNAL_BYTES
         yield Wait(mark=mark, bytes=size, semaphore="barrier", stall=Stall.BARRIER)
 
-    def _exchange(self, phase: AllReducePhase | ArgmaxPhase) -> Iterator[Instruction]:
+    def _exchange(self, phase: Exchanging) -> Iterator[Instruction]:
         """The core adds up after the last message; it searches its own logits before the first."""
-        name, mark = phase.exchange, self._mark(phase.id, phase.title)
+        name, mark = phase.exchange, self.mark(phase.id, phase.title)
         core_us = self.costs[phase.id].once_us
         before_us = 0.0
-        if isinstance(phase, ArgmaxPhase):
+        if isinstance(phase, ArgmaxPhase | AcceptPhase | TopKPhase):
             before_us = core_us
-            if phase.masks:
+            if isinstance(phase, ArgmaxPhase) and phase.masks:
                 size = self._operand_bytes(phase.masks)
                 yield Wait(mark=mark, bytes=size, semaphore=phase.masks, stall=Stall.COPY)
-        yield self._work(phase, before_us)
+        yield self.work(phase, before_us)
         sizes = message_bytes(exchange_plan(self.program, name), self.program.ranks) if name else ()
+        if isinstance(phase, AcceptPhase) and phase.sampling and phase.sampling.race:
+            race = exchange_plan(self.program, phase.sampling.race)
+            sizes = (*sizes, *message_bytes(race, self.program.ranks))
         peers = self._peers()
         totals = []
         for number, size in enumerate(sizes if peers else ()):
@@ -408,9 +435,9 @@ class _Translator:
                 yield Send(mark=mark, peer=peer, bytes=size, semaphore=arrived, sent=sent)
             totals.append((len(peers) * size, sent))
             yield Wait(mark=mark, bytes=len(peers) * size, semaphore=arrived, stall=Stall.EXCHANGE)
-            yield self._work(phase, (core_us - before_us) / len(sizes))
+            yield self.work(phase, (core_us - before_us) / len(sizes))
         if not totals:
-            yield self._work(phase, core_us - before_us)
+            yield self.work(phase, core_us - before_us)
         for total, sent in totals:
             yield Wait(mark=mark, bytes=total, semaphore=sent, stall=Stall.EXCHANGE)
         if phase.meets:
@@ -422,4 +449,5 @@ def message_bytes(plan: ExchangePlan, ranks: int) -> tuple[int, ...]:
     if plan.kind == TWO_PHASE:
         share = plan.rows * (plan.columns // ranks)
         return (share * F32_BYTES, share * BF16_BYTES)
-    return (plan.rows * plan.columns * F32_BYTES,)
+    size = BF16_BYTES if plan.kind == GATHER else F32_BYTES
+    return (plan.rows * plan.columns * size,)

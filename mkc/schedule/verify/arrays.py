@@ -11,15 +11,21 @@ from math import prod
 
 from mkc.ir.types import DType
 from mkc.schedule.program import TAPE_LANES
+from mkc.schedule.program import VECTOR_LANES
 from mkc.schedule.program import EmbedPhase
 from mkc.schedule.program import ExchangePlan
 from mkc.schedule.program import Operand
 from mkc.schedule.program import Program
+from mkc.schedule.round_phases import SelectorWalkPhase
 from mkc.schedule.verify.events import Place
 
 BLOCK_ROWS = 16  # bf16 rows of a memory tile: the smallest block of rows that a copy may move
-SCALAR_ROLES = frozenset({"tokens", "positions", "rounds", "stop_ids"})
+NEW_BLOCKS = 2  # of so many rows, which the rows of a round may touch in a cache
+SAMPLING_ROLES = frozenset({"temperature", "top_k", "top_p", "min_p", "seed", "forced"})
+SCALAR_ROLES = SAMPLING_ROLES | {"tokens", "positions", "kept", "rounds", "budgets", "stop_ids"}
 SCALAR_BYTES = 4
+WALK_SEMAPHORES = 4  # ids, the row of the choice before, and candidates of rows in turn
+BUDGETS = "s_budgets"  # tokens that every sequence may still emit, in rounds of a scheme
 ROUND_SCALARS = ("round_tokens", "round_positions")  # what goes round inside a launch
 
 
@@ -32,7 +38,7 @@ class Array:
       blocks: leading dimensions that an index chooses from.
       units: rows, lanes or 1 of one block.
       axis: the dimension of `shape` that the units count.
-      on_chip: in VMEM.
+      on_chip: in VMEM, or in SMEM where it is `scalar`.
       writable: the kernel may write it.
       saved: what the kernel fetches from it and changes must go back to the same place.
     """
@@ -44,6 +50,7 @@ class Array:
     units: int = 1
     axis: int = 0
     on_chip: bool = True
+    scalar: bool = False
     writable: bool = True
     saved: bool = False
 
@@ -95,7 +102,8 @@ def arrays_of(program: Program) -> dict[str, Array]:
         )
     for cache in program.caches:
         ring = (cache.slots, cache.tile, cache.width)
-        new = (cache.batch, BLOCK_ROWS, cache.width)
+        blocks = 1 if program.round is None else NEW_BLOCKS
+        new = (cache.batch, blocks * BLOCK_ROWS, cache.width)
         for part in ("key", "value"):
             for suffix, shape in (("ring", ring), ("new", new)):
                 found.append(
@@ -122,10 +130,10 @@ def arrays_of(program: Program) -> dict[str, Array]:
         )
     for phase in program.phases():
         if isinstance(phase, EmbedPhase):
-            rows = (program.batch, BLOCK_ROWS, phase.output.width)
+            rows = (program.rows, BLOCK_ROWS, phase.output.width)
             found.append(
                 Array(
-                    name=f"{phase.id}_blocks",
+                    name=f"{phase.table.removeprefix('table_')}_blocks",
                     shape=rows,
                     dtype=DType.BF16,
                     blocks=rows[:1],
@@ -133,12 +141,48 @@ def arrays_of(program: Program) -> dict[str, Array]:
                     axis=1,
                 )
             )
+        elif isinstance(phase, SelectorWalkPhase):
+            found += _walk_arrays(program, phase)
     found += [
         Array(name=f"{one.name}_block", shape=one.shape, dtype=one.dtype)
         for one in program.operands
         if one.role == "token_masks"
     ]
-    return {one.name: one for one in [*found, *_logits(program)]}
+    return {one.name: one for one in [*found, *_carried_rows(program), *_logits(program)]}
+
+
+def _carried_rows(program: Program) -> list[Array]:
+    """Where rows that go from round to round are, inside a launch."""
+    if program.round is None:
+        return []
+    operands = {one.name: one for one in program.operands}
+    pairs = [(one.array, operands[one.target]) for one in program.round.rows]
+    return [Array(name=name, shape=one.shape, dtype=one.dtype) for name, one in pairs]
+
+
+def _walk_arrays(program: Program, phase: SelectorWalkPhase) -> list[Array]:
+    """Ids of candidates among the scalars, the rows of tables that they ask for."""
+    candidates = (2, program.batch * phase.k * BLOCK_ROWS, phase.rank)
+    previous = (program.batch, BLOCK_ROWS, phase.rank)
+    return [
+        Array(
+            name=f"{phase.id}_candidate_ids",
+            shape=(program.padded_rows, VECTOR_LANES),
+            dtype=DType.I32,
+            scalar=True,
+        ),
+        *(
+            Array(
+                name=f"{phase.id}_{name}",
+                shape=shape,
+                dtype=DType.BF16,
+                blocks=shape[:1],
+                units=shape[1],
+                axis=1,
+            )
+            for name, shape in (("previous", previous), ("candidates", candidates))
+        ),
+    ]
 
 
 def _operand(operand: Operand) -> Array:
@@ -146,7 +190,7 @@ def _operand(operand: Operand) -> Array:
     blocks, units = operand.shape[:1], 1
     if operand.role in ("tape", "table"):
         blocks, units = (), operand.shape[0]
-    elif operand.role == "token_masks":
+    elif operand.role in ("token_masks", "carried"):
         blocks = ()
     elif operand.role == "cache":
         blocks, units = operand.shape[:2], operand.shape[2]
@@ -174,8 +218,10 @@ def exchange_arrays(plan: ExchangePlan, ranks: int) -> list[Array]:
             ("send", part, DType.BF16),
             ("gathered", (ranks, *part), DType.BF16),
         ],
-        "argmax": [("send", whole, DType.I32), ("receive", (ranks, *whole), DType.I32)],
+        "gather": [("send", whole, DType.BF16), ("receive", (ranks, *whole), DType.BF16)],
     }
+    found_by_number = [("send", whole, DType.I32), ("receive", (ranks, *whole), DType.I32)]
+    kinds |= {"argmax": found_by_number, "top_k": found_by_number}
     return [
         Array(
             name=f"{plan.name}_{suffix}",
@@ -220,10 +266,14 @@ def semaphores_of(program: Program) -> dict[str, Semaphores]:
         shapes[f"{plan.name}_sems"] = (4,)
     for phase in program.phases():
         if isinstance(phase, EmbedPhase):
-            shapes[f"{phase.id}_sem"] = (1,)
+            shapes[f"{phase.table.removeprefix('table_')}_sem"] = (1,)
+        elif isinstance(phase, SelectorWalkPhase):
+            shapes[f"{phase.id}_sems"] = (WALK_SEMAPHORES,)
     for operand in program.operands:
         if operand.role == "token_masks":
             shapes[f"{operand.name}_sem"] = (1,)
+    if program.round is not None and program.round.forced:
+        shapes["rows_sem"] = (1,)
     if program.logits is not None:
         shapes["logits_sem"] = (1,)
     return {name: Semaphores(name=name, shape=shape) for name, shape in shapes.items()}
@@ -232,11 +282,20 @@ def semaphores_of(program: Program) -> dict[str, Semaphores]:
 def scalars_of(program: Program) -> dict[str, int]:
     """Scalars in SMEM, by name: arguments, results and what the kernel keeps there."""
     counts = {one.name: prod(one.shape) for one in program.operands if one.role in SCALAR_ROLES}
-    if program.rounds_per_launch > 1:
-        counts["emitted"] = program.rounds_per_launch * program.batch
+    rounds, batch, rows = program.rounds_per_launch, program.batch, program.rows
+    if program.round is not None:
+        counts |= {"emitted": rounds * rows, "counts": rounds * batch, "drafts": rounds * batch}
+        counts |= {"ran": 1, "tokens_out": rows, "positions_out": rows, "kept_out": batch}
+        counts |= {one.name: one.size for one in program.scalars}
+        counts[BUDGETS] = batch
+        if program.round.forced:
+            counts[program.round.forced] = rows
+    elif rounds > 1:
+        counts["emitted"] = rounds * batch
         counts["count"] = 1
-        counts |= dict.fromkeys(ROUND_SCALARS, program.batch)
+        counts |= dict.fromkeys(ROUND_SCALARS, batch)
     else:
-        counts["next_token"] = program.batch
+        counts["next_token"] = batch
     counts |= {f"{cache.name}_awake": cache.batch for cache in program.caches}
+    counts |= {one.name: prod(one.shape) for one in arrays_of(program).values() if one.scalar}
     return counts

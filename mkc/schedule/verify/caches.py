@@ -28,21 +28,24 @@ class CacheCursor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attention:
-    """The caches of one rank."""
+class Tiles:
+    """The tiles of caches on their way through their rings, on one rank."""
 
     kernel: Kernel
+
+    def span(self, plan: CacheStream, sequence: int) -> tuple[int, int]:
+        """The first tile of a sequence, and the one behind its last."""
+        return 0, self.kernel.positions[sequence] // plan.tile + 1
 
     def prologue(self, name: str) -> None:
         plan = self.kernel.caches[name].plan
         awake = tuple(one for one, position in enumerate(self.kernel.positions) if position >= 0)
         cursor = CacheCursor(plan=plan, awake=awake, layer=0 if awake else plan.layers)
+        if awake:
+            cursor.tile = self.span(plan, awake[0])[0]
         self.kernel.caches[name] = cursor
         for _ in range(plan.slots):
             self.fetch("kv_prologue", cursor)
-
-    def tiles(self, plan: CacheStream, sequence: int) -> int:
-        return self.kernel.positions[sequence] // plan.tile + 1
 
     def fetch(self, routine: str, cursor: CacheCursor) -> None:
         """Fetches the next tile, if any is left, into the slot at the cursor."""
@@ -61,38 +64,35 @@ class Attention:
                 (f"{plan.name}_arrived", (part, slot)),
             )
         cursor.tile += 1
-        if cursor.tile == self.tiles(plan, sequence):
-            cursor.tile = 0
+        if cursor.tile == self.span(plan, sequence)[1]:
             cursor.turn += 1
             if cursor.turn == len(cursor.awake):
                 cursor.turn = 0
                 cursor.layer += 1
+            cursor.tile = self.span(plan, cursor.awake[cursor.turn])[0]
 
-    def phase(self, phase: AttentionPhase) -> None:
-        cursor = self.kernel.caches[phase.cache]
-        for sequence in cursor.awake:
-            for view in (phase.q, phase.k, phase.v):
-                self.kernel.load("attention", view)
-            tiles = self.tiles(cursor.plan, sequence)
-            for tile in range(tiles):
-                self.one_tile(cursor, sequence, tile, newest=tile == tiles - 1)
-            self.kernel.store_row("attention", phase.output)
-        if not cursor.awake:
-            self.kernel.rest("attention", phase.output)
-        cursor.calls += 1
-
-    def one_tile(self, cursor: CacheCursor, sequence: int, tile: int, *, newest: bool) -> None:
+    def wait(self, routine: str, cursor: CacheCursor) -> tuple[Place, Place]:
+        """Waits for the tile to consume; returns where its keys and values are."""
         plan, slot = cursor.plan, cursor.slot
         rings = [
             Place(array=f"{plan.name}_{part}_ring", index=(slot,), count=plan.tile)
             for part in ("key", "value")
         ]
         for part, ring in enumerate(rings):
-            self.kernel.wait(
-                "attention", (f"{plan.name}_arrived", (part, slot)), self.kernel.size(ring)
-            )
-        if newest:
-            self.patch(cursor, sequence)
+            semaphore = (f"{plan.name}_arrived", (part, slot))
+            self.kernel.wait(routine, semaphore, self.kernel.size(ring))
+        return rings[0], rings[1]
+
+    def read(
+        self,
+        routine: str,
+        cursor: CacheCursor,
+        sequence: int,
+        tile: int,
+        rings: tuple[Place, Place],
+    ) -> None:
+        """Keys and values of a tile are used."""
+        plan = cursor.plan
         for array, ring in zip((plan.key_array, plan.value_array), rings, strict=True):
             data = Place(
                 array=array,
@@ -100,8 +100,29 @@ class Attention:
                 first=tile * plan.tile,
                 count=plan.tile,
             )
-            self.kernel.read("attention", ring, data)
-        self.fetch("attention", cursor)
+            self.kernel.read(routine, ring, data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention(Tiles):
+    """Attention of one row for each sequence."""
+
+    def phase(self, phase: AttentionPhase) -> None:
+        cursor = self.kernel.caches[phase.cache]
+        for sequence in cursor.awake:
+            for view in (phase.q, phase.k, phase.v):
+                self.kernel.load("attention", view)
+            first, end = self.span(cursor.plan, sequence)
+            for tile in range(first, end):
+                rings = self.wait("attention", cursor)
+                if tile == end - 1:
+                    self.patch(cursor, sequence)
+                self.read("attention", cursor, sequence, tile, rings)
+                self.fetch("attention", cursor)
+            self.kernel.store_row("attention", phase.output)
+        if not cursor.awake:
+            self.kernel.rest("attention", phase.output)
+        cursor.calls += 1
 
     def patch(self, cursor: CacheCursor, sequence: int) -> None:
         """The new row goes into the tile, and with its block of rows to the cache."""

@@ -116,11 +116,13 @@ class Write(Event):
     Attributes:
       data: what the place holds afterwards; None for a change of what it holds already.
       saved: it must be copied out before something else takes the place.
+      same: what is written is what HBM holds under that name.
     """
 
     place: Place
     data: Place | None
     saved: bool = False
+    same: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

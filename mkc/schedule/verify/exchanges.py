@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from mkc.schedule.program import AllReducePhase
 from mkc.schedule.program import ArgmaxPhase
 from mkc.schedule.program import View
+from mkc.schedule.round_phases import AllGatherPhase
 from mkc.schedule.verify.events import Meet
 from mkc.schedule.verify.events import Place
 from mkc.schedule.verify.events import Receive
@@ -18,7 +19,7 @@ from mkc.schedule.verify.events import Signal
 if TYPE_CHECKING:
     from mkc.schedule.verify.protocol import Kernel
 
-ARGMAX = "sharded_argmax"
+ARGMAX, GATHER = "sharded_argmax", "all_gather"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +88,7 @@ class Exchanges:
     def one_shot(self, name: str, routine: str) -> None:
         """Everybody sends its `send` buffer to everybody.
 
-        The argmax copies its own block from there; a sum has its own still as a value.
+        A sum has its own still as a value; others copy their block from there.
         """
         kernel = self.kernel
         me = kernel.rank
@@ -96,7 +97,7 @@ class Exchanges:
         kernel.write(routine, send, send)
         mine = Place(array=receive, index=(me,))
         messages = [self.send(send, mine, semaphores, peer) for peer in self.peers()]
-        if routine == ARGMAX:
+        if routine in (ARGMAX, GATHER):
             kernel.read(routine, send, send)
         kernel.write(routine, mine, send)
         self.wait_received(messages)
@@ -116,8 +117,7 @@ class Exchanges:
         else:
             self.two_phase(phase)
         self.kernel.store("all_reduce", phase.output)
-        if phase.meets:
-            self.barrier("entry_barrier")
+        self.meeting(phase.meets)
 
     def two_phase(self, phase: AllReducePhase) -> None:
         """Shares of the columns are scattered, summed, and the sums gathered."""
@@ -158,9 +158,23 @@ class Exchanges:
         if phase.masks:
             self.mask_tokens(phase)
         self.kernel.load("local_argmax", phase.logits)
-        if phase.exchange and self.kernel.program.ranks > 1:
-            self.one_shot(phase.exchange, ARGMAX)
-        if phase.meets:
+        self.best(phase.exchange)
+        self.meeting(phase.meets)
+
+    def best(self, exchange: str | None) -> None:
+        """The ranks' largest logits are exchanged, if there is anybody to exchange them with."""
+        if exchange and self.kernel.program.ranks > 1:
+            self.one_shot(exchange, ARGMAX)
+
+    def all_gather(self, phase: AllGatherPhase) -> None:
+        self.kernel.load(GATHER, phase.part)
+        self.one_shot(phase.exchange, GATHER)
+        self.kernel.store(GATHER, phase.output)
+        self.meeting(phase.meets)
+
+    def meeting(self, meets: bool) -> None:
+        """All ranks wait for each other behind an exchange, where that is needed."""
+        if meets:
             self.barrier("entry_barrier")
 
     def mask_tokens(self, phase: ArgmaxPhase) -> None:

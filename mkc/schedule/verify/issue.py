@@ -155,6 +155,21 @@ CODES = {
         "the runs of a matmul cover its steps once, with loads of one size each",
         "a run was split or joined without its neighbours",
     ),
+    "V504": _code(
+        COUNTS,
+        "a round commits what the one before accepted, and the next one begins behind that",
+        "what is carried comes from another array, or an op is given another number of rows",
+    ),
+    "V505": _code(
+        STATE,
+        "rows that enter a cache follow those in it, and are the accepted ones where that is known",
+        "other positions are given than those of the rows",
+    ),
+    "V506": _code(
+        COUNTS,
+        "every place of the taps that is read is stored once in a round",
+        "two layers share a place, or a layer that is read has none",
+    ),
     "V601": _code(
         RANKS,
         "no message is sent before its receiver has entered the kernel",

@@ -176,7 +176,8 @@ class Memory:
         if event.data is None:
             self.change(place, unsaved=event.saved)
         else:
-            self.put(place, event.data, event.phase, changed=True, unsaved=event.saved)
+            changed = not event.same
+            self.put(place, event.data, event.phase, changed=changed, unsaved=event.saved)
 
     def change(self, place: Place, *, unsaved: bool) -> None:
         """Marks what the place holds as changed."""
@@ -293,18 +294,32 @@ class Memory:
                     self.report("V403", event.phase, message)
         for one in self.taken(source):
             self.add(source, replace(one, unsaved=False))
-        self.outdate(target)
+        self.outdate(self.changes(source, target))
+
+    def changes(self, source: Place, target: Place) -> Place:
+        """The part of the target behind what comes back as it was fetched."""
+        same = 0
+        for one in self.parts(source):
+            if one.changed or one.first > source.first + same:
+                break
+            same = one.end - source.first
+        if source.count != target.count or same == 0:
+            return target
+        return replace(target, first=target.first + same, count=target.count - same)
 
     def outdate(self, target: Place) -> None:
         """Unchanged copies of what is overwritten in HBM are not worth reading any more."""
+
+        def old(one: Held) -> bool:
+            return one.data is not None and one.data.overlaps(target) and not one.changed
+
         for blocks in self.held.values():
             for index, block in blocks.items():
-                if any(one.data is not None and one.data.overlaps(target) for one in block):
+                if any(map(old, block)):
                     blocks[index] = [
-                        replace(one, stale=True)
-                        if one.data is not None and one.data.overlaps(target) and not one.changed
-                        else one
+                        part
                         for one in block
+                        for part in (_outdated(one, target) if old(one) else (one,))
                     ]
 
     def wait(self, event: Wait) -> None:
@@ -449,6 +464,19 @@ class Memory:
             frozenset(started.items()),
             frozenset(self.counted.items()),
         )
+
+
+def _outdated(held: Held, target: Place) -> Iterator[Held]:
+    """Cut in three: what lies before and behind `target` stays as it is."""
+    assert held.data is not None
+    shift = held.first - held.data.first
+    first = max(held.first, target.first + shift)
+    end = min(held.end, target.first + target.count + shift)
+    if held.first < first:
+        yield held.cut(held.first, first)
+    yield replace(held.cut(first, end), stale=True)
+    if end < held.end:
+        yield held.cut(end, held.end)
 
 
 def semaphore_name(semaphore: Semaphore) -> str:

@@ -49,6 +49,8 @@ from mkc.schedule.verify.events import Start
 from mkc.schedule.verify.events import Wait
 from mkc.schedule.verify.events import Write
 from mkc.schedule.verify.exchanges import Exchanges
+from mkc.schedule.verify.protocol_rounds import Rounds
+from mkc.schedule.verify.rows_caches import RowsAttention
 
 
 class Sink(Interface):
@@ -94,6 +96,8 @@ class Kernel:
     Attributes:
       rank: which one; all run the same program.
       last: loop name -> the iteration is the last one, of the loops around the current phase.
+      positions: of the round, of every sequence its first one.
+      real, accepted: of a round of a scheme: rows of every sequence, and how many are accepted.
     """
 
     program: Program
@@ -107,6 +111,8 @@ class Kernel:
     caches: dict[str, CacheCursor] = field(default_factory=dict)
     last: dict[str, bool] = field(default_factory=dict)
     positions: tuple[int, ...] = ()
+    real: tuple[int, ...] = ()
+    accepted: tuple[int, ...] = ()
     at: str = "prologue"
 
     def __post_init__(self) -> None:
@@ -116,6 +122,8 @@ class Kernel:
         self.caches = {one.name: CacheCursor(plan=one) for one in self.program.caches}
         self.attention = Attention(kernel=self)
         self.exchanges = Exchanges(kernel=self)
+        self.rounds = Rounds(kernel=self)
+        self.rows_attention = RowsAttention(kernel=self)
 
     # events
 
@@ -134,9 +142,17 @@ class Kernel:
         self.sink.event(Read(phase=self.at, routine=routine, place=place, data=data))
 
     def write(
-        self, routine: str, place: Place, data: Place | None = None, *, saved: bool = False
+        self,
+        routine: str,
+        place: Place,
+        data: Place | None = None,
+        *,
+        saved: bool = False,
+        same: bool = False,
     ) -> None:
-        self.sink.event(Write(phase=self.at, routine=routine, place=place, data=data, saved=saved))
+        self.sink.event(
+            Write(phase=self.at, routine=routine, place=place, data=data, saved=saved, same=same)
+        )
 
     def lanes(self, view: View) -> Place:
         """The lanes of a view in its region."""
@@ -164,9 +180,11 @@ class Kernel:
 
     def run(self) -> None:
         """`step(m)`: one step, or the rounds of one launch."""
+        self.rounds.fetch_rows()
         self.tape_prologue()
-        self.positions = self.case.at(0)
-        if self.program.rounds_per_launch == 1:
+        many = self.program.rounds_per_launch > 1
+        if self.program.round is None and not many:
+            self.positions = self.case.at(0)
             self.start_streams()
             self.exchanges.barrier("entry_barrier")
             self.body(self.program.body)
@@ -177,8 +195,8 @@ class Kernel:
         index = 0
         while index < self.case.ran:
             index += self.sink.border(index)
-            self.positions = self.case.at(index)
-            self.last = {ROUNDS: index == self.case.rounds - 1}
+            self.last = {ROUNDS: index == self.case.rounds - 1} if many else {}
+            self.begin_round(index)
             self.start_streams()
             self.body(self.program.body)
             self.end_streams()
@@ -187,13 +205,25 @@ class Kernel:
         self.at = "end"
         if self.case.ran < self.case.rounds:
             self.tape_drain()
+        self.rounds.save_rows()
+
+    def begin_round(self, index: int) -> None:
+        self.positions = self.case.at(index)
+        if self.program.round is not None:
+            self.real, self.accepted = self.case.rows_at(index), self.case.counts_at(index)
+            self.rounds.begin(self.case.kept_at(index))
+
+    @property
+    def tiles(self) -> Attention | RowsAttention:
+        """Who fetches the tiles of the caches."""
+        return self.attention if self.program.round is None else self.rows_attention
 
     def start_streams(self) -> None:
         self.at = "prologue"
         for name in self.streams:
             self.stream_prologue(name)
         for name in self.caches:
-            self.attention.prologue(name)
+            self.tiles.prologue(name)
         for operand in self.program.operands:
             if operand.role == "token_masks":
                 source, target = Place(array=operand.name), Place(array=f"{operand.name}_block")
@@ -205,7 +235,7 @@ class Kernel:
             if cursor.plan.writes_back:
                 self.stream_drain(cursor)
         for cache in self.caches.values():
-            self.attention.drain(cache)
+            self.tiles.drain(cache)
         logits = self.program.logits
         if logits is not None:
             self.load("copy_out", logits)
@@ -214,6 +244,8 @@ class Kernel:
             target = Place(array="logits", count=buffer.shape[1])
             self.start("copy_out", self.lanes(whole), target, ("logits_sem", (0,)))
             self.wait("copy_out", ("logits_sem", (0,)), self.size(target))
+        if self.program.round is not None:
+            self.rounds.end()
         self.check_used_up()
 
     def check_used_up(self) -> None:
@@ -257,7 +289,7 @@ class Kernel:
             StreamWaitPhase: lambda one: self.stream_wait(self.streams[one.stream]),
             StreamAdvancePhase: lambda one: self.stream_advance(self.streams[one.stream]),
         }
-        known[type(phase)](phase)
+        known.get(type(phase), self.rounds.phase)(phase)
 
     # the tape
 
@@ -373,20 +405,16 @@ class Kernel:
     # phases
 
     def embed(self, phase: EmbedPhase) -> None:
-        """The block of rows that holds a token; positions stand for themselves, tokens for any.
-
-        As the kernel does, a sequence that rests looks up row 0.
-        """
-        semaphore = (f"{phase.id}_sem", (0,))
-        blocks = f"{phase.id}_blocks"
-        sources = []
-        for sequence in range(self.program.batch):
-            wanted = self.positions[sequence] if phase.source == "positions" else 0
-            first = max(wanted, 0) & -BLOCK_ROWS
-            sources.append(Place(array=phase.table, first=first, count=BLOCK_ROWS))
+        """The blocks of rows that hold what is looked up; all lookups in a table share places."""
+        name = phase.table.removeprefix("table_")
+        semaphore = (f"{name}_sem", (0,))
+        sources = [
+            Place(array=phase.table, first=one & -BLOCK_ROWS, count=BLOCK_ROWS)
+            for one in self.lookups(phase.source)
+        ]
         places = [
-            Place(array=blocks, index=(sequence,), count=BLOCK_ROWS)
-            for sequence in range(self.program.batch)
+            Place(array=f"{name}_blocks", index=(row,), count=BLOCK_ROWS)
+            for row in range(self.program.rows)
         ]
         for source, place in zip(sources, places, strict=True):
             self.start("embed", source, place, semaphore)
@@ -396,6 +424,14 @@ class Kernel:
             self.read("embed", place, source)
         buffer = self.buffers[phase.output.buffer]
         self.store("embed", View(buffer=buffer.name, start=0, width=buffer.shape[1]))
+
+    def lookups(self, source: str) -> list[int]:
+        """Table rows: positions stand for themselves, tokens for any; who rests looks up row 0."""
+        if self.program.round is not None:
+            return self.rounds.lookups(source)
+        if source == "positions":
+            return [max(one, 0) for one in self.positions]
+        return [0] * self.program.batch
 
     def matmul(self, phase: MatmulPhase) -> None:
         for run in phase.runs:
@@ -409,20 +445,16 @@ class Kernel:
         chunked = phase.loads_per_step > 1
         for load, guards in enumerate(run.refill):
             self.tape_wait(rows)
-            left = View(
-                buffer=phase.left.buffer,
-                start=phase.left.start + load * share,
-                width=share,
-            )
-            self.load("matmul", left)
+            for one in phase.lefts:
+                start = one.start + load * share
+                self.load("matmul", View(buffer=one.buffer, start=start, width=share))
             self.tape_read(rows)
             if chunked:
                 self.refill(guards)
-        blocks = phase.step_blocks(run.first)
-        start = phase.output.start + step * phase.blocks_per_step * TAPE_LANES
-        self.store(
-            "matmul", View(buffer=phase.output.buffer, start=start, width=blocks * TAPE_LANES)
-        )
+        width = phase.step_blocks(run.first) * TAPE_LANES
+        for one in phase.outputs:
+            start = one.start + step * phase.blocks_per_step * TAPE_LANES
+            self.store("matmul", View(buffer=one.buffer, start=start, width=width))
         if not chunked:
             self.refill(run.refill[0])
 
@@ -432,6 +464,8 @@ class Kernel:
         self.store("narrow_matmul", phase.output)
 
     def vector(self, phase: VectorPhase) -> None:
+        if self.program.round is not None:
+            self.rounds.vector(phase)
         states = [self.streams[name] for name in dict.fromkeys(phase.states.values())]
         for cursor in states:
             self.stream_wait(cursor)

@@ -18,11 +18,22 @@ from mkc.schedule.program import Loop
 from mkc.schedule.program import MatmulPhase
 from mkc.schedule.program import NarrowMatmulPhase
 from mkc.schedule.program import Phase
+from mkc.schedule.program import Product
 from mkc.schedule.program import Program
 from mkc.schedule.program import StreamAdvancePhase
 from mkc.schedule.program import StreamWaitPhase
 from mkc.schedule.program import VectorPhase
 from mkc.schedule.program import View
+from mkc.schedule.round_phases import AcceptPhase
+from mkc.schedule.round_phases import AllGatherPhase
+from mkc.schedule.round_phases import KeptDeltaRulePhase
+from mkc.schedule.round_phases import Remembered
+from mkc.schedule.round_phases import RowsAttentionPhase
+from mkc.schedule.round_phases import SampledWalk
+from mkc.schedule.round_phases import ScalarPhase
+from mkc.schedule.round_phases import SelectorWalkPhase
+from mkc.schedule.round_phases import TapPhase
+from mkc.schedule.round_phases import TopKPhase
 from mkc.schedule.verify.arrays import SCALAR_BYTES
 from mkc.schedule.verify.arrays import arrays_of
 from mkc.schedule.verify.arrays import scalars_of
@@ -54,9 +65,12 @@ def check_names(program: Program, report: Report) -> bool:
     check("tape", "operand", "tape", operands)
     if program.logits is not None:
         check("logits", "buffer", program.logits.buffer, buffers)
+    scalars = {one.name for one in program.scalars}
     for phase in program.phases():
         for view in views_of(phase):
             check(phase.id, "buffer", view.buffer, buffers)
+        for name in scalars_used(phase) if program.round is not None else ():
+            check(phase.id, "scalar array", name, scalars)
         match phase:
             case EmbedPhase():
                 check(phase.id, "operand", phase.table, operands)
@@ -64,14 +78,25 @@ def check_names(program: Program, report: Report) -> bool:
                 check(phase.id, "stream", phase.stream, streams)
             case StreamWaitPhase() | StreamAdvancePhase():
                 check(phase.id, "stream", phase.stream, streams)
-            case AttentionPhase():
+            case KeptDeltaRulePhase():
+                for name in (phase.state, phase.kept_k, phase.kept_u, phase.kept_decay):
+                    check(phase.id, "stream", name, streams)
+            case AttentionPhase() | RowsAttentionPhase():
                 check(phase.id, "cache", phase.cache, caches)
-            case AllReducePhase():
+            case AllReducePhase() | AllGatherPhase():
                 check(phase.id, "exchange", phase.exchange, exchanges)
-            case ArgmaxPhase():
+            case SelectorWalkPhase():
+                check(phase.id, "operand", phase.predecessor, operands)
+                check(phase.id, "operand", phase.successor, operands)
+            case TapPhase():
+                check(phase.id, "buffer", phase.buffer, buffers)
+            case ArgmaxPhase() | AcceptPhase() | TopKPhase():
                 if phase.exchange:
                     check(phase.id, "exchange", phase.exchange, exchanges)
-                if phase.masks:
+                sampling = phase.sampling if isinstance(phase, AcceptPhase) else None
+                if sampling is not None and sampling.race is not None:
+                    check(phase.id, "exchange", sampling.race, exchanges)
+                if isinstance(phase, ArgmaxPhase) and phase.masks:
                     check(phase.id, "operand", phase.masks, operands)
             case VectorPhase():
                 for name in (*phase.states.values(), *filter(None, (phase.page,))):
@@ -85,6 +110,7 @@ def check_structure(program: Program, target: Target, report: Report) -> None:
     _check_views(program, report)
     _check_streams(program, report)
     _check_counts(program, report)
+    _check_taps(program, report)
     for loops, phase in _nested(program):
         if isinstance(phase, MatmulPhase):
             _check_runs(program, phase, report)
@@ -98,7 +124,7 @@ def vmem_bytes(program: Program, target: Target) -> dict[str, int]:
     return {
         one.name: target.padded_bytes(one.shape, one.dtype.bytes)
         for one in arrays_of(program).values()
-        if one.on_chip
+        if one.on_chip and not one.scalar
     }
 
 
@@ -127,6 +153,35 @@ def views_of(phase: Phase) -> Iterator[View]:
             yield value
         elif isinstance(value, dict):
             yield from (one for one in value.values() if isinstance(one, View))
+        elif isinstance(value, Remembered):
+            yield from (value.k, value.v)
+        elif isinstance(value, SampledWalk):
+            yield value.proposal
+        elif isinstance(value, tuple):
+            for one in value:
+                if isinstance(one, Product):
+                    yield from (one.left, one.output)
+
+
+def scalars_used(phase: Phase) -> Iterator[str]:
+    """Arrays of scalars of a phase of a round."""
+    match phase:
+        case EmbedPhase():
+            yield phase.source
+        case KeptDeltaRulePhase():
+            yield from (phase.kept, phase.positions)
+        case RowsAttentionPhase():
+            yield from (phase.first, phase.positions)
+            if phase.remembered is not None:
+                yield phase.remembered.positions
+        case AcceptPhase():
+            yield from (phase.tokens, phase.positions, phase.emitted, phase.count, phase.last)
+        case SelectorWalkPhase():
+            yield from (phase.tokens, phase.output)
+            if phase.sampling is not None:
+                yield phase.sampling.positions
+        case VectorPhase() | ScalarPhase():
+            yield from phase.scalars.values()
 
 
 def _check_views(program: Program, report: Report) -> None:
@@ -146,10 +201,16 @@ def _check_views(program: Program, report: Report) -> None:
         views = list(views_of(phase))
         if isinstance(phase, MatmulPhase):
             whole = phase.blocks * TAPE_LANES
-            views.append(View(buffer=phase.output.buffer, start=phase.output.start, width=whole))
-            if phase.left.width != phase.K:
-                message = f"{phase.K} lanes are contracted, the operand has {phase.left.width}"
-                report("V803", phase.id, message)
+            views += [
+                View(buffer=one.buffer, start=one.start, width=whole) for one in phase.outputs
+            ]
+            for left in phase.lefts:
+                if left.width != phase.K:
+                    message = f"{phase.K} lanes are contracted, the operand has {left.width}"
+                    report("V803", phase.id, message)
+        elif isinstance(phase, TapPhase):
+            lanes = (max(phase.places) + 1) * phase.width
+            views.append(View(buffer=phase.buffer, start=0, width=lanes))
         for view in views:
             lanes = buffers[view.buffer].shape[1]
             if not 0 <= view.start <= view.start + view.width <= lanes:
@@ -199,7 +260,10 @@ def _check_counts(program: Program, report: Report) -> None:
                     use(name, executions)
             case DeltaRulePhase():
                 use(phase.stream, executions * program.batch)
-            case AttentionPhase():
+            case KeptDeltaRulePhase():
+                for name in (phase.state, phase.kept_k, phase.kept_u, phase.kept_decay):
+                    use(name, executions * program.batch)
+            case AttentionPhase() | RowsAttentionPhase():
                 use(phase.cache, executions)
             case MatmulPhase():
                 use("tape", executions * phase.tape_rows)
@@ -210,6 +274,31 @@ def _check_counts(program: Program, report: Report) -> None:
         if used.get(name, 0) != amount:
             message = f"a step uses {used.get(name, 0)} of {amount} items"
             report("V501", name, message)
+
+
+def _check_taps(program: Program, report: Report) -> None:
+    """A round stores one value in every place of the taps that is read, and reads no other."""
+    written: dict[str, list[int]] = {}
+    ends: dict[str, int] = {}
+    for loops, phase in _nested(program):
+        if not isinstance(phase, TapPhase):
+            continue
+        executions = prod(count for name, count in loops.items() if name != ROUNDS)
+        if executions != len(phase.places):
+            message = f"{executions} executions, places for {len(phase.places)}"
+            report("V506", phase.id, message)
+        written.setdefault(phase.buffer, []).extend(phase.places)
+        ends[phase.buffer] = phase.width
+    for phase in program.phases():
+        for view in () if isinstance(phase, TapPhase) else views_of(phase):
+            if view.buffer not in written:
+                continue
+            width = ends[view.buffer]
+            for place in range(view.start // width, -(-(view.start + view.width) // width)):
+                count = written[view.buffer].count(place)
+                if count != 1:
+                    message = f"place {place} of {view.buffer} is stored {count} times in a round"
+                    report("V506", phase.id, message)
 
 
 def _nested(program: Program) -> Iterator[tuple[dict[str, int], Phase]]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from dataclasses import field
 from typing import Any
 
+from mkc.schedule.program import RESTING
 from mkc.schedule.program import Program
 from mkc.schedule.verify.arrays import Array
 from mkc.schedule.verify.arrays import arrays_of
@@ -201,7 +202,8 @@ class Tracer:
         while True:
             (going,) = self.closed(params["cond_jaxpr"], [*asked, *state])
             if isinstance(going, _Unknown):
-                raise TraceError("the end of a loop depends on data")
+                self.only_reads("the end of a loop", params["body_jaxpr"], [*fixed, *state])
+                return [UNKNOWN] * len(state)
             if not going:
                 return state
             state = list(self.closed(params["body_jaxpr"], [*fixed, *state]))
@@ -209,8 +211,23 @@ class Tracer:
     def on_cond(self, params: Any, inputs: list[Value]) -> Sequence[Value]:
         which, *rest = inputs
         if isinstance(which, _Unknown):
-            raise TraceError("a branch depends on data")
+            found: Sequence[Value] = ()
+            for branch in params["branches"]:
+                found = self.only_reads("a branch", branch, rest)
+            return [UNKNOWN] * len(found)
         return self.closed(params["branches"][int(which)], rest)
+
+    def only_reads(self, what: str, jaxpr: Any, inputs: Sequence[Value]) -> Sequence[Value]:
+        """Executes a body of which nobody knows how often it runs: it may compute and read, and
+        change nothing that decides an order."""
+        scalars = {name: list(one) for name, one in self.scalars.items()}
+        before = len(self.events)
+        kept = [one if isinstance(one, View) else UNKNOWN for one in inputs]
+        found = self.closed(jaxpr, kept)
+        others = [one for one in self.events[before:] if not isinstance(one, Read)]
+        if others or scalars != self.scalars:
+            raise TraceError(f"{what} depends on data")
+        return found
 
     # scalars
 
@@ -238,6 +255,8 @@ class Tracer:
     # memory
 
     def on_get(self, params: Any, inputs: list[Value]) -> Sequence[Value]:
+        if inputs[0].name in self.scalars and any(isinstance(one, _Unknown) for one in inputs[1:]):
+            return [UNKNOWN]
         view = _transformed(inputs[0], params["tree"].unflatten(inputs[1:]))
         if view.name in self.scalars:
             return [self.scalars[view.name][view.ranges[0][0] if view.ranges else 0]]
@@ -382,7 +401,10 @@ def _find(jaxpr: Any) -> Any:
 
 def reference_names(spec: Any) -> list[str]:
     """Names of a kernel's references by its `SPEC`: operands, results, scratch."""
-    results = ["next_token"] if spec.rounds == 1 else ["emitted", "count"]
+    if spec.rows_per_sequence is not None:
+        results = ["emitted", "counts", "drafts", "ran", "tokens_out", "positions_out", "kept_out"]
+    else:
+        results = ["next_token"] if spec.rounds == 1 else ["emitted", "count"]
     if spec.logits:
         results.append("logits")
     results += [one.name for one in spec.operands if one.updated]
@@ -392,8 +414,29 @@ def reference_names(spec: Any) -> list[str]:
 def tracer_of(program: Program, rank: int, case: Case) -> Tracer:
     """A tracer with the scalars of a launch; whatever is emitted is token 0."""
     scalars = {"positions": list(case.at(0)), "tokens": [0] * program.batch}
-    if program.rounds_per_launch > 1:
+    if program.round is not None:
+        scalars = _round_scalars(program, case)
+    if program.round is not None or program.rounds_per_launch > 1:
         scalars["rounds"] = [case.rounds] * program.batch
         count = next(one.shape[0] for one in program.operands if one.role == "stop_ids")
         scalars["stop_ids"] = [-1 if case.ran == case.rounds else 0] * count
     return Tracer(rank=rank, arrays=arrays_of(program), scalars=scalars)
+
+
+def _round_scalars(program: Program, case: Case) -> dict[str, list[int]]:
+    """Drafts are token 0, which is accepted, and behind the accepted ones token 1, which is not."""
+    assert program.round is not None
+    size = program.round.rows_per_sequence
+    sequences = list(zip(case.at(0), case.rows_at(0), case.counts_at(0), strict=True))
+    return {
+        "positions": [
+            first + row if row < rows else RESTING
+            for first, rows, _ in sequences
+            for row in range(size)
+        ],
+        "tokens": [int(row >= count) for _, _, count in sequences for row in range(size)],
+        "kept": list(case.kept_at(0)),
+        "budgets": [case.rounds * size + 1] * program.batch,
+        # What would be drawn is not known; what has to be emitted is.
+        "forced": [0 if row < count else -1 for _, _, count in sequences for row in range(size)],
+    }

@@ -20,6 +20,7 @@ from typing import Any
 
 from mkc.schedule.program import ROUNDS
 from mkc.schedule.program import Program
+from mkc.schedule.round_phases import TapPhase
 from mkc.schedule.verify.arrays import Array
 from mkc.schedule.verify.arrays import Semaphores
 from mkc.schedule.verify.arrays import receive_arrays
@@ -121,7 +122,8 @@ class Walk:
         first, before = loop.seen[state]
         length = index - first
         step = {name: used[name] - before[name] for name in used}
-        periods = min([(loop.count - 1 - index) // length, *self.periods_left(used, step)])
+        left = [*self.periods_left(used, step), *self.equal_taps(used, step)]
+        periods = min([(loop.count - 1 - index) // length, *left])
         if periods <= 0:
             return 0
         self.move({name: periods * amount for name, amount in step.items()})
@@ -142,6 +144,7 @@ class Walk:
         kernel = self.kernel
         found = {name: one.item for name, one in kernel.streams.items()}
         found |= {name: one.calls for name, one in kernel.caches.items()}
+        found |= kernel.rounds.executed
         return {**found, "tape": kernel.tape.consumed}
 
     def periods_left(self, used: Mapping[str, int], step: Mapping[str, int]) -> list[int]:
@@ -153,6 +156,19 @@ class Walk:
             for name, (items, slots) in plans.items()
             if step[name] > 0
         ]
+
+    def equal_taps(self, used: Mapping[str, int], step: Mapping[str, int]) -> list[int]:
+        """How many of the coming periods store their taps where the last one did."""
+        found = []
+        for phase in self.program.phases():
+            if isinstance(phase, TapPhase) and step[phase.counter] > 0:
+                at, amount = used[phase.counter], step[phase.counter]
+                last = phase.places[at - amount : at]
+                periods = 0
+                while len(last) == amount and phase.places[at : at + amount] == last:
+                    periods, at = periods + 1, at + amount
+                found.append(periods)
+        return found
 
     def state(self, used: Mapping[str, int]) -> Any:
         """Memory and cursors, with every place counted from the next item of its stream."""
@@ -198,6 +214,8 @@ class Walk:
         for name, cache in kernel.caches.items():
             cache.calls += amounts[name]
             cache.layer += amounts[name]
+        for name in kernel.rounds.executed:
+            kernel.rounds.executed[name] += amounts[name]
         kernel.tape.consumed += amounts["tape"]
         kernel.tape.row += amounts["tape"]
         if self.program.rounds_per_launch > 1:

@@ -12,10 +12,10 @@ from mkc.schedule.program import MatmulPhase
 from mkc.schedule.program import Program
 from mkc.schedule.program import VectorPhase
 from mkc.schedule.simulate.bundles import PhaseCycles
-from mkc.schedule.simulate.costs import PhaseCost
-from mkc.schedule.simulate.costs import Source
+from mkc.schedule.simulate.cost_parts import PhaseCost
+from mkc.schedule.simulate.cost_parts import Source
+from mkc.schedule.simulate.cost_parts import push_us
 from mkc.schedule.simulate.costs import phase_costs
-from mkc.schedule.simulate.costs import push_us
 from mkc.targets import load_target
 from tests.passes.lowering import TARGET
 from tests.passes.lowering import full_size

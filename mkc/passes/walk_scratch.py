@@ -1,0 +1,36 @@
+"""Memory that a selector's walk needs besides its operands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mkc.ir.types import DType
+from mkc.schedule.program import VECTOR_LANES
+
+TABLE_ROWS = 16  # a table row is read with its aligned block of bf16 rows
+SEMAPHORES = 4  # of the candidates' ids, the chosen token, and the candidates of two rows in turn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scratch:
+    """An array in VMEM, in scalar memory (`kind` is `scalars`) or of semaphores (`dma`)."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+
+
+def walk_scratch(k: int, rank: int, batch: int, padded_rows: int) -> tuple[Scratch, ...]:
+    """In the order of the arguments of `support.selector_walk`.
+
+    Args:
+      k: candidates of a row.
+      rank: lanes of a table row.
+    """
+    bf16 = DType.BF16.value
+    return (
+        Scratch(name="candidate_ids", kind="scalars", shape=(padded_rows, VECTOR_LANES)),
+        Scratch(name="previous", kind=bf16, shape=(batch, TABLE_ROWS, rank)),
+        Scratch(name="candidates", kind=bf16, shape=(2, batch * k * TABLE_ROWS, rank)),
+        Scratch(name="sems", kind="dma", shape=(SEMAPHORES,)),
+    )

@@ -1,0 +1,250 @@
+"""Mistakes in the arithmetic of rounds, which no proof of a schedule sees: the kernel beside the
+loop that XLA evaluates shows every one of them.
+
+Copies, waits and places stay as they were proven; what is computed, or with which rows, is wrong.
+`docs/verifier.md` lists the kinds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+from tests.codegen_pallas.support_run import Mode
+from tests.kernel.rounds_harness import Launch
+from tests.kernel.rounds_harness import Outcome
+from tests.kernel.rounds_harness import Start
+from tests.kernel.rounds_harness import check
+from tests.kernel.rounds_harness import continuations
+from tests.kernel.rounds_harness import prompted
+from tests.kernel.rounds_harness import run_kernel
+from tests.kernel.rounds_harness import run_reference
+from tests.kernel.rounds_harness import session_of
+from tests.kernel.rounds_harness import with_drafts
+
+PAGE = Path(__file__).parents[2] / "docs" / "verifier.md"
+BEGIN, END = "<!-- arithmetic -->\n", "<!-- end of arithmetic -->"
+BATCH, ROUNDS = 2, 2
+LENGTHS = (21, 40)
+WRONG = (3, 5)  # the draft of each sequence that is not accepted
+ROWS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrong:
+    """A mistake: a function in another one's place, or an edit of the kernel's text."""
+
+    story: str
+    name: str = ""
+    module: str = "mkc.codegen_pallas.support"
+    instead: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+    edit: Callable[[str], str] = lambda text: text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changed:
+    """Scalars that are read with a change."""
+
+    scalars: Any
+    change: Callable[[Any, Any], Any]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.change(self.scalars, index)
+
+
+def changed(
+    argument: str | int, change: Callable[[Any, Any], Any]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The function with one of its arguments, scalars, changed."""
+
+    def of(function: Callable[..., Any]) -> Callable[..., Any]:
+        def wrong(*arguments: Any, **named: Any) -> Any:
+            given = list(arguments)
+            if isinstance(argument, int):
+                given[argument] = Changed(scalars=given[argument], change=change)
+            else:
+                named[argument] = Changed(scalars=named[argument], change=change)
+            return function(*given, **named)
+
+        return wrong
+
+    return of
+
+
+def one_more(scalars: Any, index: Any) -> Any:
+    return jnp.minimum(scalars[index] + 1, ROWS)
+
+
+def one_less(scalars: Any, index: Any) -> Any:
+    return jnp.maximum(scalars[index] - 1, 0)
+
+
+def of_the_other(scalars: Any, index: Any) -> Any:
+    return scalars[BATCH - 1 - index]
+
+
+def own_row(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Acceptance with the best token of the row itself, in place of the row before."""
+
+    def wrong(best: Any, **named: Any) -> Any:
+        return function(jnp.roll(best, -1, axis=0), **named)
+
+    return wrong
+
+
+def later_rows(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Cache rows one position further on than they belong."""
+
+    def wrong(kv: Any, layer: Any, sequence: Any, slot: Any, new: Any) -> Any:
+        moved = new._replace(k=jnp.roll(new.k, 1, axis=0), v=jnp.roll(new.v, 1, axis=0))
+        return function(kv, layer, sequence, slot, moved)
+
+    return wrong
+
+
+def taps_exchanged(text: str) -> str:
+    """Two layers that are read show themselves in each other's places."""
+
+    def swap(match: re.Match[str]) -> str:
+        other = {"0": "1", "1": "0"}
+        return re.sub(r"\b[01]\b", lambda one: other[one[0]], match[0])
+
+    edited = re.sub(r"support\.store_tap\([^\n]*\)", swap, text)
+    assert edited != text
+    return edited
+
+
+def products_exchanged(text: str) -> str:
+    """Keys and values of the block and of remembered rows change places."""
+    names = sorted(set(re.findall(r"m\.(v_k_proj_\w+)\[:, support\.lanes", text)))
+    assert len(names) == 2, names
+    first, second = names
+    stores = r"m\.%s(\[:, support\.lanes)"
+    edited = re.sub(stores % first, r"m.OTHER\1", text)
+    edited = re.sub(stores % second, rf"m.{first}\1", edited)
+    return edited.replace("m.OTHER[", f"m.{second}[")
+
+
+def causal_block(text: str) -> str:
+    assert "causal=False" in text
+    return text.replace("causal=False", "causal=True")
+
+
+MISTAKES = {
+    "commit_too_many": Wrong(
+        story="a recurrent state commits one row too many",
+        name="kept_delta_rule",
+        instead=changed(9, one_more),
+    ),
+    "commit_too_few": Wrong(
+        story="a recurrent state commits one row too few",
+        name="kept_delta_rule",
+        instead=changed(9, one_less),
+    ),
+    "convolution_too_many": Wrong(
+        story="a convolution commits one row too many",
+        name="kept_conv",
+        instead=changed("kept", one_more),
+    ),
+    "commit_of_the_other": Wrong(
+        story="a state commits as many rows as another sequence accepted",
+        name="kept_delta_rule",
+        instead=changed(9, of_the_other),
+    ),
+    "rejected_remembered": Wrong(
+        story="the features of a rejected row enter the drafter's cache",
+        name="kept_positions",
+        instead=changed(1, one_more),
+    ),
+    "accepted_forgotten": Wrong(
+        story="the features of the last accepted row do not enter the drafter's cache",
+        name="kept_positions",
+        instead=changed(1, one_less),
+    ),
+    "rows_moved": Wrong(
+        story="cache rows are stored one position further on",
+        name="_append",
+        module="mkc.codegen_pallas.support.rows_attention",
+        instead=later_rows,
+    ),
+    "own_row": Wrong(
+        story="a draft is compared with the best token of its own row",
+        name="accept_greedy",
+        instead=own_row,
+    ),
+    "taps_exchanged": Wrong(
+        story="the taps of two layers are exchanged",
+        edit=taps_exchanged,
+    ),
+    "products_exchanged": Wrong(
+        story="keys of the block and keys of remembered rows are exchanged",
+        edit=products_exchanged,
+    ),
+    "causal_block": Wrong(
+        story="rows of a block that sees itself whole see only those before",
+        edit=causal_block,
+    ),
+}
+QUICK = ("commit_too_many", "rejected_remembered")
+
+
+@cache
+def begin() -> Start:
+    """Behind two prompts, with drafts of which a part is accepted."""
+    start = prompted(LENGTHS)
+    for sequence, place in enumerate(WRONG):
+        drafts = continuations(LENGTHS)[sequence][: ROWS - 1]
+        drafts[place] ^= 1
+        start = with_drafts(start, sequence, drafts)
+    return start
+
+
+@cache
+def expected() -> Outcome:
+    return run_reference(begin(), Launch.of(BATCH, ROUNDS))
+
+
+def played(edit: Callable[[str], str]) -> Outcome:
+    session = session_of(ranks=1, batch=BATCH, rounds=ROUNDS, mode=Mode.GENERIC, edit=edit)
+    return run_kernel(session, begin(), Launch.of(BATCH, ROUNDS))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [one if one in QUICK else pytest.param(one, marks=pytest.mark.long) for one in MISTAKES],
+)
+def test_the_kernel_differs_from_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = MISTAKES[name]
+    if wrong.instead is not None:
+        module = import_module(wrong.module)
+        function = getattr(module, wrong.name)
+        monkeypatch.setattr(module, wrong.name, wrong.instead(function))
+    found = played(wrong.edit)
+    with pytest.raises(AssertionError):
+        check(found, expected(), begin(), Launch.of(BATCH, ROUNDS))
+
+
+def test_without_a_mistake_they_agree() -> None:
+    found = played(lambda text: text)
+    check(found, expected(), begin(), Launch.of(BATCH, ROUNDS))
+    assert found.result.counts[0].tolist() == [one + 1 for one in WRONG]
+
+
+def table() -> str:
+    lines = ["| mistake in the arithmetic of rounds |", "|---|"]
+    lines += [f"| {one.story} |" for one in MISTAKES.values()]
+    return "\n".join(lines) + "\n"
+
+
+def test_the_list_on_the_page_is_this_one() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    section = text[text.index(BEGIN) + len(BEGIN) : text.index(END)]
+    assert section == table()
