@@ -83,16 +83,15 @@ def requests(seed: int, count: int) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for _ in range(count):
         body = {
-            "prompt": " ".join(chosen.choices(WORDS, k=chosen.randint(1, 40))),
+            "prompt": " ".join(chosen.choices(WORDS, k=chosen.randint(1, 30))),
             "max_tokens": chosen.randint(1, 120),
+            "ignore_eos": chosen.random() < 0.7,
             "temperature": chosen.choice((0.0, 0.0, 0.7, 1.3)),
             "seed": chosen.randrange(1000),
             "stream": True,
         }
         if chosen.random() < FORMED:
-            body |= chosen.choice(FORMS)
-        else:
-            body["ignore_eos"] = chosen.random() < 0.7
+            body |= {"ignore_eos": False, **chosen.choice(FORMS)}
         found.append(body)
     return found
 

@@ -94,6 +94,7 @@ def sequences(
     max_tokens: int | None,
     alternatives: int | None = None,
     tools: Sequence[Mapping[str, Any]] | None = None,
+    calls_first: bool = False,
     is_chat: bool = True,
     constraint: MakeConstraint = lambda: None,
 ) -> list[Request]:
@@ -101,6 +102,7 @@ def sequences(
 
     Args:
       tools: what the model may call, None for nothing.
+      calls_first: what looks like a call behind some content is content.
       is_chat: the prompt is that of a chat.
 
     Raises:
@@ -114,7 +116,7 @@ def sequences(
         if seed is not None:
             seed = (seed + number) % (1 << SEED_BITS)
         output = (
-            model.chat.output(prompt, tools=tools, stops=stops)
+            model.chat.output(prompt, tools=tools, stops=stops, calls_first=calls_first)
             if is_chat
             else model.chat.plain_output(prompt.ids, stops=stops)
         )

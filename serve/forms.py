@@ -84,6 +84,11 @@ def content_of(
     return None
 
 
+def has_form(response_format: Mapping[str, Any] | None, guided: GuidedFields | None = None) -> bool:
+    """Whether the answer's text has a form. Raises `RequestFieldError`."""
+    return bool(_response_format(response_format) or _guides(guided or GuidedFields()))
+
+
 def _made(field: str, make: Callable[[], Part], words: LLTokenizer) -> Part:
     try:
         part = make()

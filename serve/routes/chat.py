@@ -27,6 +27,7 @@ from serve.context import Asked
 from serve.context import Server
 from serve.context import new_id
 from serve.context import now
+from serve.forms import has_form
 from serve.model import ServedModel
 from serve.outcome import DONE
 from serve.outcome import EventStream
@@ -90,6 +91,7 @@ def requests_of(body: ChatCompletionRequest, model: ServedModel) -> list[Request
         max_tokens=body.max_completion_tokens or body.max_tokens,
         alternatives=(body.top_logprobs or 0) if body.logprobs else None,
         tools=[one.model_dump(exclude_none=True) for one in tools] or None,
+        calls_first=has_form(body.response_format, body),
         constraint=chat_constraint(
             model,
             prompt,

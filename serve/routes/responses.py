@@ -25,6 +25,7 @@ from serve.context import Server
 from serve.context import new_id
 from serve.context import now
 from serve.failures import answer_of
+from serve.forms import has_form
 from serve.inputs import messages_of
 from serve.items import Items
 from serve.model import ServedModel
@@ -93,6 +94,7 @@ def request_of(body: ResponsesRequest, model: ServedModel) -> Request:
         count=1,
         max_tokens=body.max_output_tokens,
         tools=[one.model_dump(exclude_none=True) for one in tools] or None,
+        calls_first=has_form(form),
         constraint=chat_constraint(
             model,
             prompt,

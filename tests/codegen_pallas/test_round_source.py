@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from pathlib import Path
 
 import pytest
 
+from mkc.codegen_pallas.aot import compile_ahead
 from mkc.codegen_pallas.source import kernel_source
 from mkc.passes.p10_shard import Shard
 from mkc.passes.p70_lower import Lower
@@ -89,3 +91,35 @@ def test_one_round_needs_no_choice_of_loads() -> None:
     """No load depends on whether another round follows."""
     assert "last_rounds" not in source_of(rounds=1)
     assert "last_rounds" in source_of(rounds=4)
+
+
+@cache
+def sampled_source(ranks: int, batch: int) -> str:
+    pipeline = Pipeline(shard=Shard(ranks=ranks), lower=Lower(logits=True, rounds=4))
+    one = pipeline.run(golden_round(batch=batch).graph, load_target(TARGET))
+    return kernel_source(one.program, one.steps, target=load_target(TARGET))
+
+
+def test_rounds_that_sample() -> None:
+    """They begin with what the launch before carried on, and hand on what they made of it."""
+    source = sampled_source(2, 1)
+    module = load_module(source)
+    assert {one.role for one in module.SPEC.operands} > {"temperature", "forced", "carried"}
+    accept = phase_source(source, "sharded_accept")
+    for text in ("support.accept_sampled(", "listed=64", "m.exchange_race_send", "m.s_forced"):
+        assert text in accept
+    walk = phase_source(source, "selector_walk")
+    assert "support.sampled_walk(" in walk and "temperature=m.temperature" in walk
+    parts = ("begin_sampled_rounds", "end_sampled_round(", "end_block_round", "end_sampled_rounds")
+    places = [source.index(f"support.{one}") for one in parts]
+    assert places == sorted(places)
+    assert "sampled" not in source_of(ranks=2), "greedy rounds need none of this"
+
+
+@pytest.mark.long
+def test_the_compiler_accepts_rounds_that_sample(tmp_path: Path) -> None:
+    kernel = tmp_path / "kernel.py"
+    kernel.write_text(sampled_source(8, 1))
+    result = compile_ahead(kernel, topology="tpu7x:2x2x1")
+    assert result.error is None
+    assert (result.custom_calls, result.other_ops) == (1, ())

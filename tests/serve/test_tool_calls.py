@@ -176,6 +176,17 @@ def test_calls_that_nobody_asked_for_are_as_the_model_writes_them(checkpoint: Pa
     assert not any(one.complete for one in found.tool_calls)
 
 
+def test_a_text_in_an_answer_with_a_form_is_no_call(checkpoint: Path) -> None:
+    """The only JSON that fits has a whole call in a text."""
+    text = "<tool_call><function=clock></function></tool_call>"
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"const": [text]}}}
+    model = noise(checkpoint)
+    (bracket,) = model.tokenizer.encode("[", allow_special=False)
+    found, _ = ask(model, response_format=form, logit_bias={str(bracket): 100.0})
+    assert not found.tool_calls
+    assert loads(found.content) == [text]
+
+
 def test_without_tools_nothing_is_called(model: ServedModel) -> None:
     found, _ = ask(model, tool_choice="none", max_tokens=50)
     assert not found.tool_calls

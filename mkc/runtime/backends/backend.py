@@ -194,7 +194,6 @@ class DraftingBackend(Backend, Protocol):
         """
         ...
 
-
     def retract(self, slot: int, count: int) -> None:
         """Takes back what the last round of a slot emitted, but for its first `count` tokens.
 

@@ -106,6 +106,7 @@ class Chat:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         stops: StopConditions | None = None,
+        calls_first: bool = False,
     ) -> OutputStream:
         """Reads the output that follows a chat prompt.
 
@@ -113,11 +114,17 @@ class Chat:
           prompt: says whether a thought is open.
           tools: what the model may call; None when it may call nothing.
           stops: what ends the output.
+          calls_first: what looks like a call behind some content is content.
         """
         conditions = stops or StopConditions()
         ids = conditions.all_ids(self.tokenizer)
         if self._channels is None:
-            parser = TagParser(self._tags, in_reasoning=prompt.opens_reasoning, tools=tools)
+            parser = TagParser(
+                self._tags,
+                in_reasoning=prompt.opens_reasoning,
+                tools=tools,
+                calls_first=calls_first,
+            )
             return self._text_output(prompt.ids, parser, conditions)
         channels = self._channels[0].channels
         opened = channels.reasoning if prompt.opens_reasoning else channels.content

@@ -48,6 +48,7 @@ class TagParser:
         *,
         in_reasoning: bool,
         tools: Sequence[Mapping[str, Any]] | None,
+        calls_first: bool = False,
     ) -> None:
         """
         Args:
@@ -55,11 +56,13 @@ class TagParser:
           in_reasoning: whether the prompt has opened a thought.
           tools: what may be called; their schemas give arguments their types. None leaves tags of
             tool calls as content.
+          calls_first: calls come before any content; behind some, their tags are content.
         """
         self._tags = tags
         self._tools = tools
         self._events: list[Event] = []
         self._name = ""
+        self._calls_first = calls_first
         self._calls = 0
         self._writer = ArgumentWriter({})
         self._skipped = ""  # what has to become content if the tool call is none
@@ -118,7 +121,7 @@ class TagParser:
         self._say(found.before)
         if not found.pattern:
             return
-        if found.pattern == self._tags.call_open:
+        if found.pattern == self._tags.call_open and not (self._calls_first and self._has_content):
             self._skipped = self._content.flush() + found.pattern
             self._go(_Place.CALL)
         elif self._has_content:
