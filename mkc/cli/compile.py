@@ -18,7 +18,7 @@ from mkc.cli.progress import working
 from mkc.cli.speculation import NONE
 from mkc.cli.speculation import SpecOption
 from mkc.cli.speculation import check_scheme
-from mkc.cli.speculation import round_graph
+from mkc.cli.speculation import scheme_round
 from mkc.cli.summary import print_summary
 from mkc.codegen_pallas.aot_stages import compiler_stages
 from mkc.driver import LARGEST_BATCH
@@ -110,9 +110,9 @@ def compile_command(
 
     def graph_of(sequences: int) -> Graph:
         if spec is not None and drafting:
-            return round_graph(
+            return scheme_round(
                 model, spec, draft, batch=sequences, context=context, config_path=config
-            )
+            ).graph
         return model_graph(model, batch=sequences, context=context, config_path=config)
 
     request = CompileRequest(

@@ -21,7 +21,7 @@ from mkc.cli.lookup import model_graph
 from mkc.cli.speculation import DraftOption
 from mkc.cli.speculation import SpecOption
 from mkc.cli.speculation import check_scheme
-from mkc.cli.speculation import round_graph
+from mkc.cli.speculation import scheme_round
 from mkc.cli.speculation import wanted_drafter
 from mkc.driver import choose_topology
 from mkc.driver import lower_graph
@@ -84,9 +84,9 @@ def pack_command(
         found = checkpoint.check(graph, strict=strict)
     else:
         drafts = Checkpoint.open(drafter.checkpoint)
-        graph = round_graph(
+        graph = scheme_round(
             model, drafter.name, drafts.folder, batch=BATCH, context=CONTEXT, config_path=source
-        )
+        ).graph
         found = check_pair(graph, checkpoint, drafts, strict=strict)
         identity = drafter_identity(drafter.name, drafts.config)
         checkpoint = paired(checkpoint, drafts)

@@ -22,7 +22,6 @@ from mkc.cli.lookup import registered_models
 from mkc.errors import ConfigError
 from mkc.errors import NoDraftsError
 from mkc.errors import SchemeOptionError
-from mkc.ir.graph import Graph
 from mkc.model import Drafter
 from mkc.runtime.backends.opening import OpenedBackend
 from mkc.runtime.backends.opening_speculative import open_kernel_rounds
@@ -119,22 +118,6 @@ def _drafter_of(folder: Path) -> str:
     )
 
 
-def round_graph(
-    model: str,
-    spec: str,
-    draft: Path | None,
-    *,
-    batch: int,
-    context: int,
-    config_path: Path | None,
-) -> Graph:
-    """The graph of a greedy round; arguments and errors as of `scheme_round`."""
-    found = scheme_round(
-        model, spec, draft, batch=batch, context=context, config_path=config_path, sampling=False
-    )
-    return found.graph
-
-
 def scheme_round(
     model: str,
     spec: str,
@@ -143,7 +126,6 @@ def scheme_round(
     batch: int,
     context: int,
     config_path: Path | None,
-    sampling: bool,
 ) -> Round:
     """The round of a registered model and a drafter.
 
@@ -151,7 +133,6 @@ def scheme_round(
       spec: name of the drafter.
       draft: the drafter's config.json or checkpoint folder; None takes its default config.
       config_path: of the model, as for `model_graph`.
-      sampling: rounds draw tokens; else they are greedy.
 
     Raises:
       SchemeOptionError: there is no such drafter, or the model is not a registered one.
@@ -179,7 +160,6 @@ def scheme_round(
             draft_config,
             batch=batch,
             context=context,
-            sampling=sampling,
         )
 
 
@@ -210,7 +190,6 @@ def open_drafting(
         batch=slots,
         context=context,
         config_path=target.folder,
-        sampling=True,
     )
     if kernel is None:
         return open_speculative(scheme, target, checkpoint, rounds_per_launch=rounds_per_launch)

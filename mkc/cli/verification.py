@@ -24,7 +24,7 @@ from mkc.cli.races import Reduced
 from mkc.cli.races import find_races
 from mkc.cli.speculation import NONE
 from mkc.cli.speculation import check_scheme
-from mkc.cli.speculation import round_graph
+from mkc.cli.speculation import scheme_round
 from mkc.codegen_pallas.aot import compile_ahead
 from mkc.driver import LARGEST_BATCH
 from mkc.driver import CompileRequest
@@ -92,14 +92,14 @@ class Request:
             return model_graph(
                 self.model, batch=self.batch, context=self.context, config_path=config
             )
-        return round_graph(
+        return scheme_round(
             self.model,
             self.spec,
             draft,
             batch=self.batch,
             context=self.context,
             config_path=config,
-        )
+        ).graph
 
     def compiled(self, graph: Graph) -> CompileResult:
         return compile_graph(

@@ -78,4 +78,4 @@ def test_several_processes_run_no_drafts(command: Command) -> None:
 
 def test_a_scheme_of_a_model_that_no_file_registers() -> None:
     with refused(SchemeOptionError, "with model 'gpt9', which no file registers"):
-        scheme_round("gpt9", "dflash2", None, batch=1, context=16, config_path=None, sampling=False)
+        scheme_round("gpt9", "dflash2", None, batch=1, context=16, config_path=None)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from mkc.cli.speculation import round_graph
+from mkc.cli.speculation import scheme_round
 from mkc.codegen_pallas.source import scratch
 from mkc.passes.pipeline import Lowered
 from mkc.schedule.program import RESTING
@@ -131,7 +131,7 @@ def test_arrays_are_those_of_the_kernel(
 
 @pytest.mark.long
 def test_the_full_size_kernel() -> None:
-    graph = round_graph("qwen38", "dflash2", None, batch=1, context=4096, config_path=None)
+    graph = scheme_round("qwen38", "dflash2", None, batch=1, context=4096, config_path=None).graph
     lowered = lower(graph, 8)
     kind = Kind(positions=(2059,), rows=(ROWS,), counts=(5,))
     compare(lowered, [0, 7], [following_case(lowered.program, kind, rounds=1, ran=1)])

@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 
-from mkc.cli.speculation import round_graph
+from mkc.cli.speculation import scheme_round
 from mkc.schedule.program import Phase
 from mkc.schedule.program import Program
 from mkc.schedule.round_phases import TapPhase
@@ -35,7 +35,9 @@ CONTEXT = 64
 @pytest.mark.parametrize(("batch", "rounds"), [(1, 16), (1, 1), (4, 4)])
 def test_a_full_size_round_is_proven_quickly(batch: int, rounds: int) -> None:
     """27B parameters and the drafter on eight ranks; processor time."""
-    graph = round_graph("qwen38", "dflash2", None, batch=batch, context=4096, config_path=None)
+    graph = scheme_round(
+        "qwen38", "dflash2", None, batch=batch, context=4096, config_path=None
+    ).graph
     program = lower(graph, 8, f"lower{{rounds={rounds}}}").program
     start = time.process_time()
     proof = prove([program] * 8, load_target(TARGET))
@@ -72,7 +74,7 @@ def deep() -> Program:
     late = [*layers[:-1], text["num_hidden_layers"] - 6]
     draft["dflash_config"] = {**draft["dflash_config"], "target_layer_ids": late}
     draft["num_target_layers"] = text["num_hidden_layers"]
-    graph = block_round(MODEL, config, DRAFTER, draft, batch=1, context=CONTEXT, sampling=False)
+    graph = block_round(MODEL, config, DRAFTER, draft, batch=1, context=CONTEXT)
     return lower(graph.graph, 1).program
 
 
