@@ -25,6 +25,11 @@ ERRORS = {
     "503": "The server is loading or ending; see `Retry-After`.",
 }
 JSON = "application/json"
+EVENT = {  # of a stream; its data is a piece of the answer as JSON, or the word [DONE]
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
 
 
 def describe(title: str, version: str, routes: Sequence[Route]) -> dict[str, Any]:
@@ -66,7 +71,7 @@ def _operation(route: Route, path: str) -> dict[str, Any]:
     else:
         content["text/plain"] = {"schema": {"type": "string"}}
     if route.streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": EVENT}
     found: dict[str, Any] = {
         "operationId": sub(r"\W+", "_", path).strip("_") + f"_{route.method.lower()}",
         "summary": doc,
