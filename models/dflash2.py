@@ -11,22 +11,24 @@ Everything is rounded to bf16 as in the published implementation, but selector s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import mkc
+from models import config_keys as keys
 
 TAP = "output"  # layer L of the target is seen behind it
 SLIDING = "sliding_attention"
 FULL = "full_attention"
 SELECTOR = "candidate_selector."  # before the names of its tensors
 SIDES = 2  # convolutions before and after a part of a layer
-SUPPORTED = (
-    ("attention_bias", False, (False,), "biases in attention"),
-    ("hidden_act", "silu", ("silu",), "another MLP activation"),
-    ("dtype", "bfloat16", ("bfloat16",), "weights of another dtype"),
-    ("quantization_config", None, (None,), "quantised weights"),
+SUPPORTED = (  # feature, key, the only value, which is also the default
+    ("biases in attention", "attention_bias", False),
+    ("another MLP activation", "hidden_act", "silu"),
+    ("weights of another dtype", "dtype", "bfloat16"),
+    ("quantised weights", "quantization_config", None),
 )
 UNSUPPORTED_DRAFT_KEYS = ("output_multiplier", "logit_softcap", "embedding_scale")
 
@@ -71,37 +73,39 @@ class Config:
         Raises:
           mkc.ConfigError: a key is missing or wrong, or asks for what this drafter cannot do.
         """
-        draft = _object(config, "dflash_config")
-        rope = _object(config, "rope_parameters")
-        _refuse_unsupported(config, draft, rope)
+        draft = keys.section(config, "dflash_config")
+        rope = keys.section(config, "rope_parameters")
+        keys.refuse_unsupported(_rules(config, draft, rope))
         kinds = _layer_types(config)
         loaded = cls(
-            hidden=_size(config, "hidden_size"),
-            mlp=_size(config, "intermediate_size"),
-            vocab=_size(config, "vocab_size"),
-            eps=_positive(config, "rms_norm_eps"),
-            heads=_size(config, "num_attention_heads"),
-            kv_heads=_size(config, "num_key_value_heads"),
-            head_dim=_size(config, "head_dim"),
-            theta=_positive(rope, "rope_theta"),
+            hidden=keys.size(config, "hidden_size"),
+            mlp=keys.size(config, "intermediate_size"),
+            vocab=keys.size(config, "vocab_size"),
+            eps=keys.positive(config, "rms_norm_eps"),
+            heads=keys.size(config, "num_attention_heads"),
+            kv_heads=keys.size(config, "num_key_value_heads"),
+            head_dim=keys.size(config, "head_dim"),
+            theta=keys.positive(rope, "rope_theta"),
             windows=tuple(
-                _size(config, "sliding_window") if kind == SLIDING else None for kind in kinds
+                keys.size(config, "sliding_window") if kind == SLIDING else None for kind in kinds
             ),
             causal=tuple(_causal(config, kind) for kind in kinds),
-            block=_size(draft, "block_size", least=2),
-            mask=_number(draft, "mask_token_id"),
-            conv_taps=_size(draft, "conv_kernel_size"),
-            conv_group=_size(draft, "conv_group_size"),
-            rank=_size(draft, "selector_rank"),
-            candidates=_size(draft, "selector_top_k"),
+            block=keys.size(draft, "block_size", least=2),
+            mask=keys.size(draft, "mask_token_id", least=0),
+            conv_taps=keys.size(draft, "conv_kernel_size"),
+            conv_group=keys.size(draft, "conv_group_size"),
+            rank=keys.size(draft, "selector_rank"),
+            candidates=keys.size(draft, "selector_top_k"),
             target_layers=_target_layers(config, draft),
-            max_positions=_size(config, "max_position_embeddings"),
+            max_positions=keys.size(config, "max_position_embeddings"),
         )
-        _check_multiple("num_attention_heads", loaded.heads, "num_key_value_heads", loaded.kv_heads)
+        keys.check_multiple(
+            "num_attention_heads", loaded.heads, "num_key_value_heads", loaded.kv_heads
+        )
         if loaded.mask >= loaded.vocab:
             expected = f"a token id below vocab_size, which is {loaded.vocab}"
             raise mkc.ConfigValueError(key="mask_token_id", got=loaded.mask, expected=expected)
-        _check_multiple("hidden_size", loaded.hidden, "conv_group_size", loaded.conv_group)
+        keys.check_multiple("hidden_size", loaded.hidden, "conv_group_size", loaded.conv_group)
         return loaded
 
 
@@ -292,17 +296,15 @@ def project(
     return mkc.linear(x, layer.param(name, [out, config.hidden]))
 
 
-def _refuse_unsupported(
+def _rules(
     config: Mapping[str, Any], draft: Mapping[str, Any], rope: Mapping[str, Any]
-) -> None:
-    """Names what a config asks for and this drafter cannot do."""
-    rules = [(key, config.get(key, usual), *rest) for key, usual, *rest in SUPPORTED]
-    rules.append(("rope_type", rope.get("rope_type", "default"), ("default",), "scaled rotary"))
-    rules += [(key, draft.get(key), (None,), f"'{key}'") for key in UNSUPPORTED_DRAFT_KEYS]
-    for key, got, supported, feature in rules:
-        if got not in supported:
-            listed = " or ".join("no such key" if one is None else repr(one) for one in supported)
-            raise mkc.UnsupportedFeatureError(feature=feature, key=key, got=got, supported=listed)
+) -> Iterator[keys.Rule]:
+    """What a config may ask for and this drafter cannot do."""
+    for feature, key, usual in SUPPORTED:
+        yield feature, key, config.get(key, usual), (usual,)
+    yield "scaled rotary", "rope_type", rope.get("rope_type", "default"), ("default",)
+    for key in UNSUPPORTED_DRAFT_KEYS:
+        yield f"'{key}'", key, draft.get(key), (None,)
 
 
 def _causal(config: Mapping[str, Any], kind: str) -> bool:
@@ -314,9 +316,9 @@ def _causal(config: Mapping[str, Any], kind: str) -> bool:
 
 
 def _layer_types(config: Mapping[str, Any]) -> tuple[str, ...]:
-    count = _size(config, "num_hidden_layers")
+    count = keys.size(config, "num_hidden_layers")
     expected = f"a list of {count} entries, each '{SLIDING}' or '{FULL}'"
-    kinds = _need(config, "layer_types", expected)
+    kinds = keys.need(config, "layer_types", expected)
     fits = isinstance(kinds, list | tuple) and len(kinds) == count
     if not fits or not all(kind in (SLIDING, FULL) for kind in kinds):
         raise mkc.ConfigValueError(key="layer_types", got=kinds, expected=expected)
@@ -325,54 +327,15 @@ def _layer_types(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _target_layers(config: Mapping[str, Any], draft: Mapping[str, Any]) -> tuple[int, ...]:
     key = "target_layer_ids"
-    count = _size(config, "num_target_layers")
+    count = keys.size(config, "num_target_layers")
     expected = f"a list of different layers of the target, from 0 to {count - 1}"
-    layers = _need(draft, key, expected)
+    layers = keys.need(draft, key, expected)
     fits = isinstance(layers, list | tuple) and bool(layers)
     if not fits or not all(type(one) is int and 0 <= one < count for one in layers):
         raise mkc.ConfigValueError(key=key, got=layers, expected=expected)
     if len(set(layers)) < len(layers):
         raise mkc.ConfigValueError(key=key, got=layers, expected=expected)
     return tuple(layers)
-
-
-def _need(config: Mapping[str, Any], key: str, expected: str) -> Any:
-    if key not in config:
-        raise mkc.ConfigKeyError(key=key, expected=expected)
-    return config[key]
-
-
-def _object(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = _need(config, key, "an object")
-    if not isinstance(value, Mapping):
-        raise mkc.ConfigValueError(key=key, got=value, expected="an object")
-    return value
-
-
-def _size(config: Mapping[str, Any], key: str, *, least: int = 1) -> int:
-    expected = f"an integer of at least {least}"
-    value = _need(config, key, expected)
-    if type(value) is not int or value < least:
-        raise mkc.ConfigValueError(key=key, got=value, expected=expected)
-    return value
-
-
-def _number(config: Mapping[str, Any], key: str) -> int:
-    return _size(config, key, least=0)
-
-
-def _positive(config: Mapping[str, Any], key: str) -> float:
-    value = _need(config, key, "a positive number")
-    if type(value) not in (int, float) or not 0 < value < float("inf"):
-        raise mkc.ConfigValueError(key=key, got=value, expected="a positive number")
-    return float(value)
-
-
-def _check_multiple(key: str, count: int, group_key: str, groups: int) -> None:
-    if count % groups:
-        raise mkc.ConfigValueError(
-            key=key, got=count, expected=f"a multiple of {group_key}, which is {groups}"
-        )
 
 
 DRAFTER = mkc.Drafter(
