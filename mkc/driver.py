@@ -124,12 +124,15 @@ def compile_graph(request: CompileRequest) -> CompileResult:
     lowered = built.lowered
     predicted = predict(lowered.program, target, cycles=cycles)
     seconds = {"passes": passes_seconds, "aot": aot.seconds if aot else 0.0}
+    plan = plan_document(lowered, target, cycles=cycles)
     return CompileResult(
         graph=graph,
         lowered=lowered,
         target=target,
-        report=report_document(lowered, target, aot, seconds, predicted=predicted, proof=proof),
-        plan=plan_document(lowered, target, cycles=cycles),
+        report=report_document(
+            lowered, target, aot, seconds, predicted=predicted, proof=proof, plan=plan
+        ),
+        plan=plan,
         kernel_source=built.source,
         graph_text=print_graph(graph),
         program_text=print_program(lowered.program),

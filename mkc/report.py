@@ -11,6 +11,7 @@ from mkc.hbm_plan import hbm_plan
 from mkc.ir.types import DType
 from mkc.passes.pipeline import Lowered
 from mkc.plan.form import DIGEST
+from mkc.plan.form import OF_PLAN
 from mkc.plan.form import PLAN_VERSION
 from mkc.plan.form import digest
 from mkc.plan.form import plain
@@ -115,11 +116,16 @@ def report_document(
     *,
     predicted: Prediction,
     proof: Proof,
+    plan: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The contents of report.json."""
+    """The contents of report.json.
+
+    Args:
+      plan: the contents of the plan.json beside it.
+    """
     program = lowered.program
     allocations = lowered.residency.allocations
-    return {
+    document = {
         "model": program.name,
         "scheme": program.scheme,
         "target": target.name,
@@ -143,7 +149,9 @@ def report_document(
         "predicted": predicted.document(),
         "proof": {"ok": proof.ok, "checks": proof.checks()},
         "timing": {key: round(value, 3) for key, value in seconds.items()},
+        OF_PLAN: plan[DIGEST],
     }
+    return {**document, DIGEST: digest(document)}
 
 
 def _hbm_document(lowered: Lowered, target: Target, aot: AotResult | None) -> dict[str, Any]:

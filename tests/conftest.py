@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
+
+import numpy as np
+import pytest
 
 pytest_plugins = ["tests.golden.fixture"]
 
@@ -19,3 +23,15 @@ assert "jax" not in sys.modules, "jax was imported before tests/conftest.py coul
 os.environ["XLA_FLAGS"] = " ".join((os.environ.get("XLA_FLAGS", ""), *XLA_FLAGS)).strip()
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # libtpu must not look for a cloud metadata server
+
+
+_STATES: dict[str, Any] = {}  # module -> state of its RANDOM when the first test begins
+
+
+@pytest.fixture(autouse=True)
+def _same_random_numbers() -> None:
+    """A test gets the same numbers whichever tests run before it."""
+    for name, module in list(sys.modules.items()):
+        random = getattr(module, "RANDOM", None) if name.startswith("tests.") else None
+        if isinstance(random, np.random.Generator):
+            random.bit_generator.state = _STATES.setdefault(name, random.bit_generator.state)

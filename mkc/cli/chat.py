@@ -242,6 +242,8 @@ class Conversation:
                     thoughts.append(event.text)
                     print(f"{DIM}{event.text}{PLAIN}" if styled else event.text, end="")
                 elif isinstance(event, ContentDelta):
+                    if thoughts and not content:
+                        print()  # an answer begins on a line of its own
                     content.append(event.text)
                     print(event.text, end="")
             sys.stdout.flush()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 from typing import Annotated
 from typing import Any
 
@@ -14,10 +15,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from mkc.cli.output import json_text
+from mkc.plan.folder import PlanFolder
 from mkc.plan.folder import read_folder
 from mkc.plan.weights import Weighed
 from mkc.plan.weights import find_decisions
 from mkc.plan.weights import weigh
+
+if TYPE_CHECKING:
+    from mkc.plan.what_if import Alternative
 
 MEGABYTE = 1_000_000
 
@@ -32,8 +37,10 @@ def explain_command(
     """List a plan's decisions by weight, or explain one."""
     plan = read_folder(folder)
     found = weigh(plan) if name is None else find_decisions(plan, name)
+    others = _others(plan, found) if name is not None else {}
     if json:
-        typer.echo(json_text({"decisions": [_document(one) for one in found]}), nl=False)
+        documents = [_document(one, others.get(one.decision.id, ())) for one in found]
+        typer.echo(json_text({"decisions": documents}), nl=False)
         return
     console = Console(highlight=False)
     unit = plan.unit
@@ -47,10 +54,34 @@ def explain_command(
             console.print()
         for line in _lines(one, unit):
             console.print(line, soft_wrap=True)
+        for line in _what_if(others.get(one.decision.id, ()), unit):
+            console.print(line, soft_wrap=True)
 
 
-def _document(one: Weighed) -> dict[str, Any]:
+def _others(plan: PlanFolder, found: tuple[Weighed, ...]) -> dict[str, tuple[Alternative, ...]]:
+    """What other options would give, by decision."""
+    from mkc.plan.what_if import WhatIf  # imports JAX
+
+    answers = WhatIf(plan)
+    return {one.decision.id: answers.alternatives(one.decision) for one in found}
+
+
+def _what_if(alternatives: tuple[Alternative, ...], unit: str) -> Iterator[str]:
+    if not alternatives:
+        return
+    yield f"  simulated    predicted us a {unit}, phase times of all from the target file:"
+    for one in alternatives:
+        what = escape(f'--passes "{one.passes}"') if one.passes else "as chosen"
+        time = one.problem if one.round_us is None else f"{one.round_us:.1f}"
+        yield f"               {escape(time):>10}  {what}"
+
+
+def _document(one: Weighed, alternatives: tuple[Alternative, ...]) -> dict[str, Any]:
     return {
+        "alternatives": [
+            {"passes": each.passes, "predicted_us": each.round_us, "problem": each.problem}
+            for each in alternatives
+        ],
         **asdict(one.decision),
         "predicted_weight_us": one.weight_us,
         "bytes": one.bytes,
@@ -78,8 +109,6 @@ def _lines(one: Weighed, unit: str) -> Iterator[str]:
     yield f"  because      {escape(decision.because)}"
     for choice, why in decision.rejected.items():
         yield f"  alternative  {escape(choice)}: {escape(why)}"
-    if not decision.rejected:
-        yield "  alternative  none was considered"
     where = f"phases {', '.join(one.phases)}" if one.phases else f"the whole {unit}"
     yield (
         f"  weight       predicted {one.weight_us:.1f} us: {where}, {one.bytes / MEGABYTE:.1f} MB "

@@ -34,6 +34,7 @@ from mkc.cli.speculation import NONE
 from mkc.cli.speculation import check_scheme
 from mkc.cli.speculation import open_drafting
 from mkc.cli.speculation import wanted_drafter
+from mkc.errors import BackendOptionError
 from mkc.errors import ConfigError
 from mkc.errors import ConfigValueError
 from mkc.errors import ProcessOptionError
@@ -80,6 +81,15 @@ class BackendChoice(StrEnum):
     REFERENCE = "reference"
 
 
+def _of_a_kernel(context: typer.Context, target: str) -> str:
+    """The target; refused where the user gives one for the backend without a kernel."""
+    source = context.get_parameter_source("target")
+    given = source is not None and source.name == "COMMANDLINE"
+    if given and context.params["backend"] is BackendChoice.REFERENCE:
+        raise BackendOptionError(backend=BackendChoice.REFERENCE, options=["--target"])
+    return target
+
+
 ModelOption = Annotated[
     str | None,
     typer.Option(help="A name of `mkc models`, or file.py:function; default by the config."),
@@ -94,9 +104,15 @@ RevisionOption = Annotated[
 PackedOption = Annotated[
     Path | None, typer.Option(help="Folder that mkc pack wrote; default packs on the fly.")
 ]
-BackendOption = Annotated[BackendChoice, typer.Option(help="What runs the model.")]
+BackendOption = Annotated[  # eager: what is checked against it comes later
+    BackendChoice, typer.Option(is_eager=True, help="What runs the model.")
+]
 TargetOption = Annotated[
-    str, typer.Option(help="Of the kernel: GENERATION or GENERATION:TOPOLOGY, see `mkc targets`.")
+    str,
+    typer.Option(
+        callback=_of_a_kernel,
+        help="Of the kernel: GENERATION or GENERATION:TOPOLOGY, see `mkc targets`.",
+    ),
 ]
 TpOption = Annotated[
     int | None,
@@ -236,6 +252,7 @@ def open_session(choice: ModelChoice, *, quiet: bool, slots: int = 1) -> Session
     Raises:
       MkcError: something of it is missing or does not fit.
     """
+    check_kernel_options(choice)
     prepare_jax(choice)
     check_scheme(choice.spec, choice.draft, distributed=choice.launch is not None)
     if choice.launch is not None:
@@ -321,6 +338,14 @@ def kernel_choice(choice: ModelChoice) -> KernelChoice | None:
         packed=choice.packed,
         say=lambda line: None if choice.quiet else print(f"mkc: {line}", file=sys.stderr),
     )
+
+
+def check_kernel_options(choice: ModelChoice) -> None:
+    """Raises `BackendOptionError` for what would be ignored, since no kernel runs."""
+    given = {"--packed": choice.packed, "--tp": choice.tp}
+    names = [name for name, value in given.items() if value is not None]
+    if names and choice.backend is BackendChoice.REFERENCE:
+        raise BackendOptionError(backend=choice.backend, options=names)
 
 
 def drafts_by_default(choice: ModelChoice, model: str) -> bool:

@@ -80,7 +80,7 @@ def _is_report(path: Path) -> bool:
         return False
     try:
         report = json.loads(path.read_bytes())
-    except ValueError:  # neither JSON nor text
+    except (ValueError, RecursionError):  # neither JSON nor text
         return False
     return isinstance(report, dict) and report.keys() >= REPORT_KEYS
 

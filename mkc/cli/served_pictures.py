@@ -57,6 +57,7 @@ class KernelPictures:
         """What `mkc compile` would write of this kernel."""
         lowered, target = self._lowered, self._target
         program = lowered.program
+        plan = plan_document(lowered, target, cycles={})
         report = report_document(
             lowered,
             target,
@@ -64,10 +65,11 @@ class KernelPictures:
             SECONDS,
             predicted=predict(program, target, cycles={}),
             proof=prove([program] * program.ranks, target),
+            plan=plan,
         )
         return PlanFolder(
             path=Path("plan"),
-            plan=loads(dumps(plan_document(lowered, target, cycles={}))),
+            plan=loads(dumps(plan)),
             report=loads(dumps(report)),
             kernel_source=kernel_source(program, lowered.steps, target=target),
         )

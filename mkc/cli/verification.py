@@ -18,6 +18,8 @@ from jax.experimental.pallas import tpu as pltpu
 from rich.console import Console
 from rich.markup import escape
 
+from mkc.cli.edited import LAUNCH
+from mkc.cli.edited import launch_differences
 from mkc.cli.lookup import model_graph
 from mkc.cli.progress import working
 from mkc.cli.races import Reduced
@@ -26,6 +28,7 @@ from mkc.cli.speculation import NONE
 from mkc.cli.speculation import check_scheme
 from mkc.cli.speculation import scheme_round
 from mkc.codegen_pallas.aot import compile_ahead
+from mkc.codegen_pallas.support import KernelSpec
 from mkc.driver import LARGEST_BATCH
 from mkc.driver import CompileRequest
 from mkc.driver import CompileResult
@@ -38,6 +41,7 @@ from mkc.runtime.kernel import mesh_of
 from mkc.schedule.lint import lint_program
 from mkc.schedule.lint import lint_source
 from mkc.schedule.lint import lint_traced
+from mkc.schedule.program import Program
 from mkc.schedule.verify import CODES
 from mkc.schedule.verify import OBLIGATIONS
 from mkc.schedule.verify import Issue
@@ -45,9 +49,11 @@ from mkc.schedule.verify import prove
 from mkc.schedule.verify.case import Case
 from mkc.schedule.verify.case import Kind
 from mkc.schedule.verify.case import following_case
+from mkc.schedule.verify.case import launches_of
 from mkc.schedule.verify.compare import check_traced
 from mkc.schedule.verify.compare import difference
 from mkc.schedule.verify.compare import expected_events
+from mkc.schedule.verify.decisions import decisions
 from mkc.schedule.verify.events import Event
 from mkc.schedule.verify.trace import TraceError
 from mkc.schedule.verify.trace import pallas_kernel
@@ -55,6 +61,7 @@ from mkc.schedule.verify.trace import reference_names
 from mkc.schedule.verify.trace import tracer_of
 
 HOLDS, FAILS, SKIPPED = "holds", "fails", "skipped"
+MOST_DECISIONS = 3  # that a verdict names
 LABELS = {HOLDS: "holds", FAILS: "FAILS", SKIPPED: "skipped"}
 
 
@@ -139,7 +146,7 @@ def run_verification(request: Request, *, quiet: bool) -> list[Verdict]:
     with working(f"proving {request.model}", quiet=quiet):
         result = request.compiled(request.graph(request.config, request.draft))
         source = result.kernel_source if text is None else text
-        verdicts = [*_proof(result), *_lint(result, source)]
+        verdicts = [*_proof(result, edited=text is not None), *_lint(result, source)]
     with working("tracing the kernel", quiet=quiet):
         verdicts += _traced(request, result, source)
     with working("looking for races", quiet=quiet):
@@ -156,11 +163,13 @@ def read_kernel(path: Path) -> str:
         raise KernelFileError(path=path, problem=f"cannot be read ({error})") from error
 
 
-def _proof(result: CompileResult) -> Iterator[Verdict]:
-    """One verdict per obligation, on the program."""
+def _proof(result: CompileResult, *, edited: bool) -> Iterator[Verdict]:
+    """One verdict per obligation, on the program; a kernel file that is given has no program."""
     program = result.lowered.program
     proof = prove([program] * program.ranks, result.target)
     ground = f"{len(proof.cases)} kinds of launches, {proof.events} events, {program.ranks} ranks"
+    if edited:
+        ground = f"of the generated program: {ground}"
     for name, holds in proof.checks().items():
         yield Verdict(
             name=name,
@@ -182,17 +191,22 @@ def _lint(result: CompileResult, source: str) -> Iterator[Verdict]:
 
 def _traced(request: Request, result: CompileResult, source: str) -> Iterator[Verdict]:
     """The kernel's own text against what was proven of the program."""
-    same = source == result.kernel_source
     if not request.trace:
         yield Verdict(name="kernel", status=SKIPPED, ground="not asked (--no-trace)")
         return
+    same = source == result.kernel_source
     program = result.lowered.program
-    case = launch_of(result)
+    generated = load_module(result.kernel_source)
     try:
-        kernel, module = trace_kernel(request, source, program.ranks)
-        names = reference_names(module.SPEC)
-        tracers = [tracer_of(program, rank, case) for rank in range(program.ranks)]
-        events = [one.run(kernel, names) for one in tracers]
+        module = generated if same else load_kernel(request, source)
+        problems = [] if same else launch_differences(generated, module)
+        if problems:
+            ground = f"around its body it is not the kernel that was proven: {'; '.join(problems)}"
+            yield Verdict(name="kernel", status=FAILS, ground=ground)
+            return
+        kernel = trace_kernel(request, module, program.ranks)
+        known = kernel if same else trace_kernel(request, generated, program.ranks)
+        launches = traced_launches(request, result, kernel, module.SPEC, edited=not same)
     except TraceError as error:
         ground = f"the order of the kernel is not known before it runs: {error}"
         yield Verdict(name="kernel", status=FAILS, ground=ground)
@@ -200,14 +214,62 @@ def _traced(request: Request, result: CompileResult, source: str) -> Iterator[Ve
     except KernelFileError as error:
         yield Verdict(name="kernel", status=FAILS, ground=error.message)
         return
-    yield _compared(result, case, events, same=same)
-    hints = lint_traced(kernel, [hint for one in tracers for hint in one.hints])
+    if same:
+        yield _compared(program, launches, same=True)
+    else:
+        generated_decisions = set(decisions(known))
+        new = [one for one in decisions(kernel) if one not in generated_decisions]
+        yield _compared(program, launches, same=False, new=new)
+    hints = lint_traced(kernel, [hint for one in launches for hint in one.hints])
     yield Verdict(
         name="traced lint",
         status=FAILS if hints else HOLDS,
         ground="every primitive has a lowering, and every statement about multiples is true",
         issues=hints,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """A launch that was traced: the events of all ranks, or of rank 0 alone.
+
+    Attributes:
+      hints: statements about multiples that are not true.
+    """
+
+    case: Case
+    events: Sequence[Sequence[Event]]
+    hints: Sequence[str]
+
+
+def traced_launches(
+    request: Request, result: CompileResult, kernel: Any, spec: KernelSpec, *, edited: bool
+) -> list[Launch]:
+    """One launch on all ranks; an edited text may differ in any, so all kinds on one rank too.
+
+    Raises:
+      TraceError: what the kernel does depends on data.
+      KernelFileError: an edited kernel does what no tracer follows.
+    """
+    program = result.lowered.program
+    planned = [(launch_of(result), program.ranks)]
+    if edited:
+        planned += [(case, 1) for case in launches_of(program)]
+    names = reference_names(spec)
+    found = []
+    try:
+        for case, ranks in planned:
+            tracers = [tracer_of(program, rank, case) for rank in range(ranks)]
+            events = [one.run(kernel, names) for one in tracers]
+            hints = [hint for one in tracers for hint in one.hints]
+            found.append(Launch(case=case, events=events, hints=hints))
+    except (AssertionError, LookupError, ValueError) as error:
+        if not edited:
+            raise
+        assert request.kernel is not None
+        problem = f"cannot be followed ({type(error).__name__}: {error})"
+        raise KernelFileError(path=request.kernel, problem=problem) from error
+    return found
 
 
 def launch_of(result: CompileResult) -> Case:
@@ -226,37 +288,76 @@ def launch_of(result: CompileResult) -> Case:
 
 
 def _compared(
-    result: CompileResult, case: Case, events: list[list[Event]], *, same: bool
+    program: Program, launches: Sequence[Launch], *, same: bool, new: Sequence[str] = ()
 ) -> Verdict:
-    program = result.lowered.program
-    for rank, found in enumerate(events):
-        problem = difference(expected_events(program, rank, case), found)
-        if problem is not None:
-            break
-    else:
-        text = "the generated text" if same else "an edited text; its arithmetic is not proven"
-        count = sum(map(len, events))
-        ground = f"{text}: {count} traced events of all ranks are those that were proven"
+    """`new` are decisions of an edited text that the generated one does not make."""
+    problem = next(_differences(program, launches), None)
+    if problem is not None:
+        return _checked_alone(program, launches, problem, same=same)
+    first, *others = launches
+    ground = f"{sum(map(len, first.events))} traced events of all ranks"
+    if same:
+        ground = f"the generated text: {ground} are those that were proven"
         return Verdict(name="kernel", status=HOLDS, ground=ground)
-    issues = check_traced(program, events)
+    more = sum(len(events) for one in others for events in one.events)
     ground = (
-        f"rank {rank} differs from the program that was proven ({problem}). Checked by themselves: "
-        f"copies, waits, slots, messages and progress of one launch. Not proven: that readers find "
-        f"what they mean, and other launches"
+        f"an edited text; its arithmetic is not proven: {ground}, and {more} of rank 0 in "
+        f"{len(others)} kinds of launches, are those that were proven"
+    )
+    if new:
+        ground += f". Other launches are not known: it decides by {'; '.join(new[:MOST_DECISIONS])}"
+        ground += ", which the generated kernel does not"
+    return Verdict(name="kernel", status=FAILS if new else HOLDS, ground=ground)
+
+
+def _differences(program: Program, launches: Sequence[Launch]) -> Iterator[str]:
+    for one in launches:
+        for rank, found in enumerate(one.events):
+            problem = difference(expected_events(program, rank, one.case), found)
+            if problem is not None:
+                yield (
+                    f"rank {rank} differs from the program that was proven, in the launch "
+                    f"'{one.case.name}' ({problem})"
+                )
+
+
+def _checked_alone(
+    program: Program, launches: Sequence[Launch], problem: str, *, same: bool
+) -> Verdict:
+    """A kernel whose events are not the proven ones; the issues are those of one launch."""
+    issues = next(filter(None, (check_traced(program, one.events) for one in launches)), [])
+    what = "copies, waits, slots, messages and progress of one launch"
+    if len(launches) > 1:
+        what += f", on rank 0 copies, waits and slots of {len(launches) - 1} kinds of launches"
+    ground = (
+        f"{problem}. Checked by themselves: {what}. Not proven: that readers find what they mean, "
+        f"and other launches"
     )
     return Verdict(
         name="kernel", status=FAILS if issues or same else SKIPPED, ground=ground, issues=issues
     )
 
 
-def trace_kernel(request: Request, source: str, ranks: int) -> tuple[Any, ModuleType]:
-    """What Pallas makes of a kernel. Raises `KernelFileError` when it does not trace."""
+def load_kernel(request: Request, source: str) -> ModuleType:
+    """The module of a kernel file. Raises `KernelFileError` when it is not one."""
+    assert request.kernel is not None
     try:
         module = load_module(source)
+    except Exception as error:  # an edited kernel may do anything
+        problem = f"does not trace ({type(error).__name__}: {error})"
+        raise KernelFileError(path=request.kernel, problem=problem) from error
+    missing = [name for name in ("SPEC", *LAUNCH) if not hasattr(module, name)]
+    if missing:
+        raise KernelFileError(path=request.kernel, problem=f"has no {', '.join(missing)}")
+    return module
+
+
+def trace_kernel(request: Request, module: ModuleType, ranks: int) -> Any:
+    """What Pallas makes of a kernel. Raises `KernelFileError` when it does not trace."""
+    try:
         mesh = mesh_of(jax.devices("cpu")[:ranks])
         step = module.build(mesh, pltpu.InterpretParams())
-        arguments = module.abstract_arguments(mesh)
-        return pallas_kernel(jax.make_jaxpr(step)(*arguments)), module
+        return pallas_kernel(jax.make_jaxpr(step)(*module.abstract_arguments(mesh)))
     except Exception as error:  # an edited kernel may do anything
         if request.kernel is None:
             raise

@@ -40,6 +40,7 @@ from mkc.errors.evaluation import BadLine
 from mkc.errors.evaluation import ServerAnswerError
 from mkc.errors.evaluation import TaskFileError
 from mkc.errors.generation import BackendError
+from mkc.errors.generation import BackendOptionError
 from mkc.errors.generation import GenerationOptionError
 from mkc.errors.generation import NotFiniteLogitsError
 from mkc.errors.generation import NoTokenAllowedError
@@ -110,6 +111,7 @@ __all__ = [
     "AheadOfTimeError",
     "ApiKeyError",
     "BackendError",
+    "BackendOptionError",
     "BadLine",
     "BatchError",
     "BootCheckError",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 from mkc.errors.base import MkcError
@@ -83,3 +84,15 @@ class BackendError(MkcError):
 
     def __init__(self, *, backend: str, problem: str, hint: str) -> None:
         super().__init__(f"backend '{backend}': {problem}. {sentence(hint)}")
+
+
+class BackendOptionError(MkcError):
+    """Options of a kernel for a backend that has none."""
+
+    code: ClassVar[str] = "E336"
+
+    def __init__(self, *, backend: str, options: Iterable[str]) -> None:
+        super().__init__(
+            f"{', '.join(options)} with backend '{backend}', which runs no kernel; expected "
+            f"--backend tpu or --backend interpret. Choose one of them, or leave the options out."
+        )

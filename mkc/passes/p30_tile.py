@@ -14,10 +14,6 @@ from math import log2
 from typing import ClassVar
 
 from mkc.errors import TileError
-from mkc.passes.ring_cost import IDLE_SLOTS
-from mkc.passes.ring_cost import RingUse
-from mkc.passes.ring_cost import exchanges_of
-from mkc.passes.ring_cost import ring_us
 from mkc.passes.steps import Step
 from mkc.passes.steps import StepGraph
 from mkc.passes.steps import StepKind
@@ -98,8 +94,9 @@ class Tile:
         slot_rows = max(max(tiling.loads()) for tiling in tilings.values())
         slots = self._slots(segments, tilings, slot_rows, target)
         rows = _rows(graph.body, tilings)
-        use = RingUse(bytes=rows * ROW_BYTES, exchanges=exchanges_of(graph.body))
-        self._record_ring(log, use, limited, slots, slot_rows, target)
+        because = self._why_loads(limited, wanted, target)
+        log.choose("tile.load_bytes", passed=self.name, chosen=limited, because=because)
+        self._record_ring(log, slots, slot_rows, target)
         self._record_loads(log, graph, tilings)
         return Tiles(tilings=tilings, rows=rows, slots=slots, slot_rows=slot_rows)
 
@@ -116,44 +113,25 @@ class Tile:
         fewest = min(sum(len(tilings[step.id].loads()) for step in segment) for segment in segments)
         return max(1, min(wanted, fewest))
 
-    def _record_ring(
-        self,
-        log: DecisionLog,
-        use: RingUse,
-        load_bytes: int,
-        slots: int,
-        slot_rows: int,
-        target: Target,
-    ) -> None:
-        slot_bytes = slot_rows * ROW_BYTES
+    def _why_loads(self, chosen: int, wanted: int, target: Target) -> str:
+        if chosen < wanted:
+            return f"a share of the smallest loop body; {wanted} bytes were wanted"
+        if self.load_bytes:
+            return "asked for"
+        if wanted > target.dma.load_target_bytes:
+            return (
+                "larger than the target's load size: a round is bound by the core, not the memory"
+            )
+        return "the target's load size"
 
-        def cost(slots: int, size: int) -> str:
-            return f"predicted {ring_us(use, slots=slots, load_bytes=size, target=target):.1f} us"
-
-        log.choose(
-            "tile.load_bytes",
-            passed=self.name,
-            chosen=f"{load_bytes}, {cost(slots, load_bytes)}",
-            because="the target's load size, or a share of the smallest loop body",
-            rejected={
-                f"{size}, in as many bytes of ring": cost(slots * load_bytes // size, size)
-                for size in (load_bytes // 4, load_bytes * 4)
-            },
-        )
+    def _record_ring(self, log: DecisionLog, slots: int, slot_rows: int, target: Target) -> None:
         log.choose(
             "tile.ring",
             passed=self.name,
-            chosen=f"{slots} slots of {slot_rows} rows, {cost(slots, slot_bytes)}",
-            because=f"{slots * slot_bytes} bytes; the memory saturates with "
+            chosen=f"{slots} slots of {slot_rows} rows",
+            because=f"{slots * slot_rows * ROW_BYTES} bytes; the memory saturates with "
             f"{target.dma.saturation_bytes_in_flight} in flight, an exchange needs the rest",
-            rejected={
-                f"{other} slots": f"{cost(other, slot_bytes)}{why}"
-                for other, why in (
-                    (max(1, slots // 2), ""),
-                    (slots * 2, ", and VMEM; loads ahead of what the shortest loop body consumes"),
-                )
-                if other != slots
-            },
+            rejected={"deeper": "more loads ahead than the shortest loop body consumes"},
         )
 
     def _record_loads(self, log: DecisionLog, graph: StepGraph, tilings: dict[str, Tiling]) -> None:
@@ -170,6 +148,7 @@ class Tile:
 
 
 MIN_LOADS_PER_SEGMENT = 4
+IDLE_SLOTS = 2  # one is being consumed and one has landed: neither is in flight
 ROUND_FACTOR = 2  # loads of a round are larger by this
 MOST_ROWS = 32  # of a round, above which its activations leave no room for larger loads
 

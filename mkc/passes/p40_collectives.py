@@ -169,19 +169,15 @@ class ChooseCollectives:
         rounds = step.nodes[0].results[0].type.dtype is DType.BF16
         possible = divides and rounds
         costs = {ONE_SHOT: one_us, TWO_PHASE: two_us}
-        if self.algorithm != "auto":
-            best = self.algorithm if possible else ONE_SHOT
-        else:
-            best = min(costs, key=lambda name: costs[name]) if possible else ONE_SHOT
-        # One shot would reuse a buffer with nothing in between.
-        if best == ONE_SHOT and repeats and possible:
-            best = TWO_PHASE
+        best, reason = ONE_SHOT, ""
+        if possible:
+            best, reason = self._wanted(costs, repeats)
         other = TWO_PHASE if best == ONE_SHOT else ONE_SHOT
         log.choose(
             f"collectives.{step.id}",
             passed=self.name,
             chosen=f"{best}, predicted {costs[best]:.2f} us",
-            because=f"[{rows}, {columns}] over {ranks} ranks",
+            because=f"[{rows}, {columns}] over {ranks} ranks{reason}",
             rejected={
                 other: f"predicted {costs[other]:.2f} us"
                 if possible
@@ -189,6 +185,15 @@ class ChooseCollectives:
             },
         )
         return best
+
+    def _wanted(self, costs: dict[str, float], repeats: bool) -> tuple[str, str]:
+        """The algorithm where both are possible, and why when it is not for its cost."""
+        asked = self.algorithm != "auto"
+        best = self.algorithm if asked else min(costs, key=lambda name: costs[name])
+        if best == ONE_SHOT and repeats:
+            reason = "would reuse its receive buffer: the next exchange is this one again"
+            return TWO_PHASE, f"; {ONE_SHOT} {reason}"
+        return best, f"; {best} was asked for" if asked else ""
 
 
 def _exchange_sites(graph: StepGraph) -> list[Step]:

@@ -24,9 +24,6 @@ from mkc.passes.p40_collectives import GATHER
 from mkc.passes.p40_collectives import ONE_SHOT
 from mkc.passes.p40_collectives import TWO_PHASE
 from mkc.passes.p40_collectives import Collectives
-from mkc.passes.ring_cost import RingUse
-from mkc.passes.ring_cost import exchanges_of
-from mkc.passes.ring_cost import ring_us
 from mkc.passes.sampled import samples_of
 from mkc.passes.steps import Step
 from mkc.passes.steps import StepGraph
@@ -145,7 +142,12 @@ class Place:
             chosen=f"{reserve} bytes left to the compiler",
             because=f"{total} of {limit} bytes of VMEM are planned",
         )
-        self._record_ring(graph, slots, tiles, target, log)
+        log.choose(
+            "residency.ring_slots",
+            passed=self.name,
+            chosen=f"{slots} of {tiles.slots} wanted slots",
+            because="the ring takes what the other arrays leave",
+        )
         self._record(streams, log)
         return Residency(
             buffers=buffers,
@@ -154,25 +156,6 @@ class Place:
             slots=slots,
             allocations=allocations,
             reserve_bytes=reserve,
-        )
-
-    def _record_ring(
-        self, graph: StepGraph, slots: int, tiles: Tiles, target: Target, log: DecisionLog
-    ) -> None:
-        use = RingUse(bytes=tiles.rows * ROW_BYTES, exchanges=exchanges_of(graph.body))
-        size = tiles.slot_rows * ROW_BYTES
-        predicted = {
-            count: f"predicted {ring_us(use, slots=count, load_bytes=size, target=target):.1f} us"
-            for count in (slots, tiles.slots, self.fewest_slots)
-        }
-        log.choose(
-            "residency.ring_slots",
-            passed=self.name,
-            chosen=f"{slots} of {tiles.slots} wanted slots, {predicted[slots]}",
-            because="the ring takes what the other arrays leave",
-            rejected={
-                f"{count} slots": cost for count, cost in predicted.items() if count != slots
-            },
         )
 
     def _record(self, streams: Streams, log: DecisionLog) -> None:

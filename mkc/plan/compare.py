@@ -98,12 +98,9 @@ def _figures(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Chang
 
 
 def _times(report: Mapping[str, Any]) -> dict[str, float]:
-    times = {"floor": float(report["floor_us"])}
-    predicted = report.get("predicted") or {}
-    if "round_us" in predicted:
-        times["round"] = float(predicted["round_us"])
+    predicted = report["predicted"]
+    times = {"floor": predicted["floor_us"], "round": predicted["round_us"]}
     for group in ("by_engine", "exposed"):
-        for key, value in (predicted.get(group) or {}).items():
-            if isinstance(value, int | float):
-                times[f"{group} {key}".replace("_", " ")] = float(value)
+        for key, us in predicted[group].items():
+            times[f"{group} {key}".replace("_", " ")] = us
     return times

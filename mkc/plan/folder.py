@@ -16,6 +16,7 @@ from mkc.passes.p50_residency import Allocation
 from mkc.plan.decode import DecodeError
 from mkc.plan.decode import decode
 from mkc.plan.form import DIGEST
+from mkc.plan.form import OF_PLAN
 from mkc.plan.form import PLAN_VERSION
 from mkc.plan.form import digest
 from mkc.schedule.decisions import Decision
@@ -28,7 +29,6 @@ KERNEL = "kernel.py"
 PLAN = "plan.json"
 REPORT = "report.json"
 CYCLES = "cycles"
-SHARED = ("batch", "rows", "context", "ranks", "scheme", "rounds_per_launch")
 
 
 @dataclass(frozen=True)
@@ -103,19 +103,11 @@ def read_folder(path: Path) -> PlanFolder:
         found = "names no version" if version is None else f"has version {version!r}"
         problem = f"{found} of the form, not {PLAN_VERSION}"
         raise PlanVersionError(path=path / PLAN, problem=problem)
-    if plan.get(DIGEST) != digest(plan):
-        raise PlanDamagedError(
-            path=path / PLAN, problem="was changed after mkc compile wrote it (its digest differs)"
-        )
+    _check_digest(plan, path / PLAN)
     report = _document(path, REPORT)
-    program = plan["program"]
-    for key in SHARED:
-        if report.get(key) != program[key]:
-            raise PlanDamagedError(
-                path=path / REPORT,
-                problem=f"is of another plan: {key} is {report.get(key)!r}, but {program[key]!r} "
-                f"in {PLAN}",
-            )
+    _check_digest(report, path / REPORT)
+    if report[OF_PLAN] != plan[DIGEST]:
+        raise PlanDamagedError(path=path / REPORT, problem=f"is of another {PLAN}")
     return PlanFolder(path=path, plan=plan, report=report, kernel_source=_text(path, KERNEL))
 
 
@@ -123,12 +115,22 @@ def _document(folder: Path, name: str) -> dict[str, Any]:
     text = _text(folder, name)
     try:
         document = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         problem = f"is truncated or not JSON ({error})"
         raise PlanDamagedError(path=folder / name, problem=problem) from error
     if not isinstance(document, dict):
         raise PlanDamagedError(path=folder / name, problem="is no JSON object")
     return document
+
+
+def _check_digest(document: Mapping[str, Any], path: Path) -> None:
+    try:
+        holds = document.get(DIGEST) == digest(document)
+    except RecursionError:  # nested deeper than JSON is written, though not than it is read
+        holds = False
+    if not holds:
+        problem = "was changed after mkc compile wrote it (its digest differs)"
+        raise PlanDamagedError(path=path, problem=problem)
 
 
 def _text(folder: Path, name: str) -> str:

@@ -1,4 +1,4 @@
-"""The form of plan.json: records as JSON objects, and a digest that shows a change."""
+"""The form of plan.json: records as JSON objects, and digests that show a change."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any
 
 from mkc.ir.ops import Op
 
-PLAN_VERSION = 3  # a reader refuses another one
-DIGEST = "digest"  # key of plan.json
+PLAN_VERSION = 4  # a reader refuses another one
+DIGEST = "digest"  # key of plan.json and report.json
+OF_PLAN = "plan"  # key of report.json: the digest of its plan
 RECORD = "record"  # key that names the dataclass of an object
 
 
@@ -37,7 +38,7 @@ def _members(record: Any) -> dict[str, Any]:
 
 
 def digest(document: Mapping[str, Any]) -> str:
-    """SHA-256 of a plan document's contents, its own `digest` left out."""
+    """SHA-256 of a document's contents, its own `digest` left out."""
     contents = {key: value for key, value in document.items() if key != DIGEST}
     text = json.dumps(contents, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -129,7 +129,7 @@ def pack(
             )
             continued = packing.run()
             records = [journal.records[number] for number in range(len(layout.pieces))]
-            document = manifest_document(lowered, checkpoint, layout, records, drafter)
+            document = manifest_document(identity, lowered, checkpoint, layout, records)
             write_manifest(folder, document)
             (folder / JOURNAL).unlink()  # what a kill before this leaves is finished
     return PackResult(
@@ -372,11 +372,18 @@ class PackedWeights:
                         progress(piece.bytes)
 
 
-def load_packed(folder: Path, lowered: Lowered, drafter: Sequence[str] = ()) -> PackedWeights:
-    """Opens a packed folder for a plan; reads headers only.
+def load_packed(
+    folder: Path,
+    lowered: Lowered,
+    drafter: Sequence[str] = (),
+    *,
+    checkpoint: Checkpoint | None = None,
+) -> PackedWeights:
+    """Opens a packed folder for a plan; reads headers, and samples of the checkpoint, only.
 
     Args:
       drafter: as for `pack`.
+      checkpoint: what it has to be packed from; None takes any.
 
     Raises:
       PackedFolderError: it is not a finished packed folder.
@@ -385,7 +392,10 @@ def load_packed(folder: Path, lowered: Lowered, drafter: Sequence[str] = ()) -> 
     """
     layout = pack_layout(lowered)
     manifest = read_manifest(folder)
-    refuse_difference(folder, manifest, plan_identity(lowered, layout, drafter))
+    expected = plan_identity(lowered, layout, drafter)
+    if checkpoint is not None:
+        expected["sources"] = source_identity(checkpoint)
+    refuse_difference(folder, manifest, expected)
     for file in layout.files:
         path = folder / file.name
         try:

@@ -165,7 +165,9 @@ class Generator:
     def rounds(self, count: int | None = None) -> list[Delta]:
         """One turn: a chunk of the oldest unread prompt, then a launch for all other sequences.
 
-        Where some of them draft and some cannot, each kind has a launch of its own.
+        A prompt that nobody waits beside has its turn alone: its first token comes from the prompt,
+        and is delivered before the first launch, which may have to be compiled. Where some of the
+        sequences draft and some cannot, each kind has a launch of its own.
 
         Args:
           count: most rounds of the launch; None for as many as the backend runs in one. There is
@@ -175,9 +177,12 @@ class Generator:
           Deltas of the sequences of which something is new.
         """
         unread = [one for one in self._running.values() if one.prefilled < len(one.prompt)]
+        alone = not any(one.is_ready for one in self._running.values())
         if unread:
             self._prefill_chunk(unread[0])
         ready = [one for one in self._running.values() if one.is_ready]
+        if unread and alone:
+            ready = []
         for group in self._groups(ready):
             self._launch(group, count)
         touched = [one for one in (*unread[:1], *ready) if one.output or one.finish is not None]

@@ -17,6 +17,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mkc.errors import PackedFolderError
 from mkc.errors import PackedMismatchError
 from mkc.ir.text import print_graph
@@ -26,12 +28,15 @@ from mkc.runtime.checkpoint import Checkpoint
 from mkc.runtime.layout import PackedFile
 from mkc.runtime.layout import PackLayout
 from mkc.runtime.layout import PackPiece
+from mkc.runtime.safetensors_file import Header
 
-VERSION = 2  # of the form of a packed folder; another one is refused
+VERSION = 3  # of the form of a packed folder; another one is refused
 MANIFEST = "manifest.json"
 JOURNAL = "journal.jsonl"
 CHECKSUM = "CRC-32 of the CRC-32s (4 bytes, little endian) of the piece's blocks"
-# What loading compares, in this order.
+SAMPLE_BYTES = 4096  # of a tensor; what one reading of a disk gives anyhow
+SAMPLED_TENSORS = 256  # of a file at most, so that a checkpoint of many experts opens in seconds
+# What the plan decides, and loading always compares, in this order.
 PLAN_KEYS = ("version", "ranks", "dtype_policy", "drafter", "layout")
 
 
@@ -82,14 +87,40 @@ def _entries(prefix: str, config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def source_identity(checkpoint: Checkpoint) -> list[dict[str, Any]]:
-    """The files that were read: name, size, and digest of the header, not when they were written.
+    """The files that were read: name, size, and digests of header and sampled contents.
 
-    A copy of a checkpoint is the same source.
+    When they were written is no part of it: a copy of a checkpoint is the same source.
+
+    Raises:
+      SafetensorsError: a file cannot be read.
     """
     return [
-        {"file": one.path.name, "bytes": one.bytes, "header_sha256": one.digest}
+        {
+            "file": one.path.name,
+            "bytes": one.bytes,
+            "header_sha256": one.digest,
+            "contents_sha256": contents_digest(checkpoint, one),
+        }
         for one in checkpoint.headers
     ]
+
+
+def contents_digest(checkpoint: Checkpoint, header: Header) -> str:
+    """SHA-256 of the first SAMPLE_BYTES of a file's tensors, or of SAMPLED_TENSORS spread over it.
+
+    It tells checkpoints of one model from each other, not a single changed weight.
+
+    Raises:
+      SafetensorsError: the file cannot be read.
+    """
+    tensors = sorted(header.tensors.values(), key=lambda one: one.start)
+    stride = max(1, -(-len(tensors) // SAMPLED_TENSORS))
+    digest = sha256()
+    for one in tensors[::stride]:
+        sample = np.empty(min(one.bytes, SAMPLE_BYTES), np.uint8)
+        checkpoint.read_into(one, 0, sample)
+        digest.update(sample.tobytes())
+    return digest.hexdigest()
 
 
 def source_times(checkpoint: Checkpoint) -> list[int]:
@@ -100,21 +131,23 @@ def source_times(checkpoint: Checkpoint) -> list[int]:
 def refuse_difference(folder: Path, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Raises `PackedMismatchError` for the first difference, in the order of `expected`."""
     for key, wanted in expected.items():
-        there = found.get(key)
-        if there == wanted:
-            continue
-        if isinstance(wanted, list) and isinstance(there, list):
-            for number, (one, other) in enumerate(zip_longest(there, wanted), start=1):
-                if one != other:
-                    raise PackedMismatchError(
-                        path=folder,
-                        what=f"entry {number} of '{key}'",
-                        packed=_shown(one),
-                        expected=_shown(other),
-                    )
-        raise PackedMismatchError(
-            path=folder, what=f"'{key}'", packed=_shown(there), expected=_shown(wanted)
-        )
+        if found.get(key) != wanted:
+            what, there, other = _first_difference(f"'{key}'", found.get(key), wanted)
+            raise PackedMismatchError(
+                path=folder, what=what, packed=_shown(there), expected=_shown(other)
+            )
+
+
+def _first_difference(what: str, one: object, other: object) -> tuple[str, object, object]:
+    """Where two values that are not equal differ first, and both there."""
+    if isinstance(one, list) and isinstance(other, list):
+        pairs = enumerate(zip_longest(one, other), start=1)
+        number, (first, second) = next(pair for pair in pairs if pair[1][0] != pair[1][1])
+        return _first_difference(f"entry {number} of {what}", first, second)
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        key = next(key for key in (*other, *one) if one.get(key) != other.get(key))
+        return _first_difference(f"'{key}' of {what}", one.get(key), other.get(key))
+    return what, one, other
 
 
 def _shown(value: object) -> str:
@@ -122,17 +155,17 @@ def _shown(value: object) -> str:
 
 
 def manifest_document(
+    identity: Mapping[str, Any],
     lowered: Lowered,
     checkpoint: Checkpoint,
     layout: PackLayout,
     records: Sequence[PieceRecord],
-    drafter: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The contents of manifest.json."""
-    identity = {
-        **plan_identity(lowered, layout, drafter),
-        "sources": source_identity(checkpoint),
-    }
+    """The contents of manifest.json.
+
+    Args:
+      identity: of the plan, and `sources`.
+    """
     return {
         **identity,
         "fingerprint": sha256(json.dumps(identity).encode()).hexdigest(),

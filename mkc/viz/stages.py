@@ -23,6 +23,7 @@ from mkc.passes.steps import Step
 from mkc.passes.steps import StepGraph
 from mkc.passes.steps import StepLoop
 from mkc.schedule.decisions import Decision
+from mkc.schedule.decisions import DecisionLog
 from mkc.schedule.program import Program
 from mkc.schedule.program_text import print_program
 from mkc.targets import Target
@@ -39,6 +40,7 @@ class Stage:
       options: as in the pipeline's text, such as `tile{load_bytes=0}`.
       before, after: the IR it was given and what it made, as text.
       changed: the pass rewrites what it was given; otherwise it adds facts about it.
+      decisions: what was decided while it ran, by passes that run inside it too.
     """
 
     name: str
@@ -49,10 +51,19 @@ class Stage:
     decisions: tuple[Decision, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Made:
+    """What a pass made and decided."""
+
+    by: Any
+    result: Any
+    decisions: tuple[Decision, ...]
+
+
 class _Recorder:
     """A pass that remembers what it made; in all else it is the pass."""
 
-    def __init__(self, recorded: Any, made: list[tuple[Any, Any]]) -> None:
+    def __init__(self, recorded: Any, made: list[_Made]) -> None:
         self._recorded = recorded
         self._made = made
 
@@ -60,37 +71,41 @@ class _Recorder:
         return getattr(self._recorded, name)
 
     def apply(self, *arguments: Any, **options: Any) -> Any:
+        logs = [one for one in arguments if isinstance(one, DecisionLog)]  # none, or the one
+        before = [len(one.decisions) for one in logs]
         result = self._recorded.apply(*arguments, **options)
-        self._made.append((self._recorded, result))
+        decisions = tuple(
+            each for log, count in zip(logs, before, strict=True) for each in log.decisions[count:]
+        )
+        self._made.append(_Made(by=self._recorded, result=result, decisions=decisions))
         return result
 
 
 def stages(graph: Graph, lowered: Lowered, target: Target) -> tuple[Stage, ...]:
     """Runs the passes that made `lowered` again and keeps what each one made."""
     pipeline = Pipeline(shard=Shard(ranks=1)).override(lowered.pipeline)
-    made: list[tuple[Any, Any]] = []
+    made: list[_Made] = []
     recorders: dict[str, Any] = {
         one.name: _Recorder(getattr(pipeline, one.name), made) for one in fields(pipeline)
     }
     again = replace(pipeline, **recorders).run(graph, target)
     assert again.program == lowered.program, "the passes make another program the second time"
-    return tuple(_stages(graph, lowered, made))
+    return tuple(_stages(graph, made))
 
 
-def _stages(graph: Graph, lowered: Lowered, made: list[tuple[Any, Any]]) -> Iterator[Stage]:
+def _stages(graph: Graph, made: list[_Made]) -> Iterator[Stage]:
     before = ir_text(graph)
-    for one, result in made:
-        after = ir_text(result)
-        changed = isinstance(result, Graph | ShardedGraph | StepGraph | Program)
+    for one in made:
+        after = ir_text(one.result)
+        changed = isinstance(one.result, Graph | ShardedGraph | StepGraph | Program)
+        options = (f"{part.name}={getattr(one.by, part.name)}" for part in fields(one.by))
         yield Stage(
-            name=one.name,
-            options=", ".join(f"{part.name}={getattr(one, part.name)}" for part in fields(one)),
+            name=one.by.name,
+            options=", ".join(options),
             before=before,
             after=after,
             changed=changed,
-            decisions=tuple(
-                decision for decision in lowered.log.decisions if decision.passed == one.name
-            ),
+            decisions=one.decisions,
         )
         before = after if changed else before
 

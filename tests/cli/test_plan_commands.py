@@ -98,6 +98,37 @@ def test_explain_lists_decisions_and_tells_one(run: Run, tmp_path: Path) -> None
     assert "predicted" in told
 
 
+def test_other_options_are_simulated_and_come_out_as_predicted(run: Run) -> None:
+    """What `explain` says of an option is what compiling with it gives."""
+    run("compile", DECODER, *QUICK, "--out", "plan")
+    (one,) = json.loads(run("explain", "plan", "tile.ring", "--json"))["decisions"]
+    chosen, *others = one["alternatives"]
+    assert chosen["passes"] == ""
+    made = [each for each in others if each["predicted_us"] is not None]
+    assert made
+    for each in (chosen, made[0], made[-1]):
+        options = ("--passes", each["passes"]) if each["passes"] else ()
+        text = run(
+            "compile", DECODER, "--tp", "2", "--no-aot", "--json", "--out", "other", *options
+        )
+        assert json.loads(text)["predicted"]["round_us"] == pytest.approx(
+            each["predicted_us"], abs=0.05
+        )
+
+
+def test_a_graph_of_another_plan_explains_nothing(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("compile", DECODER, *QUICK, "--out", "plan")
+    run("compile", DECODER, *QUICK, "--out", "other", "--batch", "2")
+    graph = (tmp_path / "other" / "graph.txt").read_text()
+    (tmp_path / "plan" / "graph.txt").write_text(graph)
+    monkeypatch.setattr(sys, "argv", ["mkc", "explain", "plan", "tile.ring"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "E342" in capsys.readouterr().err
+
+
 def test_explain_as_json_has_alternatives_and_weights(run: Run) -> None:
     run("compile", DECODER, *QUICK, "--out", "plan")
     (one,) = json.loads(run("explain", "plan", "tile.ring", "--json"))["decisions"]

@@ -15,6 +15,7 @@ from mkc.cli.main import main
 from mkc.schedule.verify import OBLIGATIONS
 
 DECODER = f"{Path(__file__).with_name('small_model.py')}:decoder"
+TABLE = 'role="table", shape=(2048, 256), dtype="bf16"'
 OPTIONS = ("--context", "64", "--tp", "2")
 
 
@@ -112,6 +113,89 @@ def test_an_edited_kernel_without_its_barrier(verify: Verify, kernel: Path) -> N
     edit(kernel, "    support.entry_barrier(RANKS)\n", "")
     issues = verify("--kernel", str(kernel), "--no-aot").verdicts["kernel"]["issues"]
     assert "V601" in {one["code"] for one in issues}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (
+            '("tape_ring", "bf16", (4,',
+            '("tape_ring", "bf16", (3,',
+            "scratch tape_ring: expected (4, 512, 256) bf16, found (3, 512, 256) bf16",
+        ),
+        (
+            '("tape_sems", "dma", (4,))',
+            '("tape_sems", "dma", (3,))',
+            "expected (4,) dma, found (3,)",
+        ),
+        (
+            "shape=(1536, 256)",
+            "shape=(768, 256)",
+            "expected (1536, 256) bf16 tape, found (768, 256)",
+        ),
+        (f"{TABLE})", f"{TABLE}, updated=True)", "found (2048, 256) bf16 table, updated"),
+        (
+            "vmem_limit_bytes=67108864",
+            "vmem_limit_bytes=1024",
+            "vmem_limit_bytes: expected 67108864",
+        ),
+        (
+            "build(kernel, SPEC, mesh,",
+            "build(step, SPEC, mesh,",
+            "build() is not the generated one",
+        ),
+    ],
+)
+def test_an_edited_kernel_with_other_arrays(
+    verify: Verify, kernel: Path, old: str, new: str, told: str
+) -> None:
+    """The proof is about the generated shapes, counts and limits; nothing is traced then."""
+    edit(kernel, old, new)
+    done = verify("--kernel", str(kernel), "--no-aot")
+    assert done.status == 1
+    assert done.statuses()["kernel"] == "fails"
+    assert told in done.verdicts["kernel"]["ground"]
+
+
+def test_an_edited_kernel_with_a_wait_in_some_launches(verify: Verify, kernel: Path) -> None:
+    """No launch that is traced begins at position 7, where this one waits for ever."""
+    barrier = "    support.entry_barrier(RANKS)\n"
+    wait = "lambda: support.tape_wait(m.tape, c.tape, 256)"
+    edit(kernel, barrier, f"{barrier}    lax.cond(m.positions[0] == 7, {wait}, lambda: None)\n")
+    done = verify("--kernel", str(kernel), "--no-aot")
+    assert done.status == 1
+    verdict = done.verdicts["kernel"]
+    assert verdict["status"] == "fails"
+    assert "decides by eq(get(" in verdict["ground"]
+    assert verdict["issues"] == []
+
+
+def test_an_edited_kernel_with_a_wait_in_a_traced_launch(verify: Verify, kernel: Path) -> None:
+    """All kinds of launches are traced: in one every sequence rests."""
+    barrier = "    support.entry_barrier(RANKS)\n"
+    wait = "lambda: support.tape_wait(m.tape, c.tape, 256)"
+    edit(kernel, barrier, f"{barrier}    lax.cond(m.positions[0] < 0, {wait}, lambda: None)\n")
+    verdict = verify("--kernel", str(kernel), "--no-aot").verdicts["kernel"]
+    assert verdict["status"] == "fails"
+    assert "in the launch 'all rest'" in verdict["ground"]
+    assert "V102" in {one["code"] for one in verdict["issues"]}
+
+
+def test_a_harmless_edit_of_the_order(verify: Verify, kernel: Path) -> None:
+    """The vectors are waited for later, still before they are read. Both ranks exchange as before."""
+    wait, embed = "    support.stream_wait(m.page_top, c.page_top)\n", "    c = p00_embed(m, c)\n"
+    edit(kernel, wait + embed, embed + wait)
+    done = verify("--kernel", str(kernel), "--no-aot")
+    assert done.status == 0
+    assert done.statuses()["kernel"] == "skipped"
+    assert done.verdicts["kernel"]["issues"] == []
+
+
+def test_the_proof_is_not_about_an_edited_kernel(verify: Verify, kernel: Path) -> None:
+    for arguments in ([], ["--kernel", str(kernel)]):
+        done = verify(*arguments, "--no-aot", "--no-races", "--no-trace")
+        grounds = [done.verdicts[name]["ground"] for name in OBLIGATIONS]
+        assert {"of the generated program" in one for one in grounds} == {bool(arguments)}
 
 
 def test_an_edited_kernel_that_is_not_python(verify: Verify, kernel: Path) -> None:

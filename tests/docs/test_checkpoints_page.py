@@ -10,6 +10,8 @@ from mkc import errors
 from mkc.cli.main import load_command
 from mkc.runtime.checkpoint import READABLE
 from mkc.runtime.layout import PIECE_BYTES
+from mkc.runtime.manifest import SAMPLE_BYTES
+from mkc.runtime.manifest import SAMPLED_TENSORS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text(encoding="utf-8")
 
@@ -46,6 +48,8 @@ def test_codes_are_those_of_the_errors() -> None:
 
 def test_sizes_are_those_of_the_code() -> None:
     assert f"at most {PIECE_BYTES >> 20} MiB per rank" in PAGE
+    assert f"the first {SAMPLE_BYTES >> 10} KiB\nof each tensor" in PAGE
+    assert f"or of {SAMPLED_TENSORS} tensors" in PAGE
 
 
 def test_names_of_the_example_exist() -> None:

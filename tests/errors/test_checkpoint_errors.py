@@ -27,6 +27,7 @@ from tests.errors.command import Command
 from tests.goldens import golden_case
 from tests.passes.lowering import lowered
 from tests.runtime.checkpoints import write_checkpoint
+from tests.runtime.text.checkpoints import byte_level_checkpoint
 
 NAME = "qwen38_mini"
 ARGV = "pack qwen38 --weights weights --tp 2 --out packed"
@@ -116,6 +117,21 @@ def test_an_output_folder_that_was_packed_for_other_ranks(command: Command, pack
         "Pack again into another folder",
         argv=ARGV.replace("--tp 2", "--tp 1"),
     )
+
+
+def test_other_weights_than_those_that_were_packed(command: Command, tmp_path: Path) -> None:
+    """The kernel does not run the weights of one checkpoint under the name of another."""
+    first = Checkpoint.open(write_checkpoint(tmp_path / "first", NAME))
+    pack(first, lowered(NAME, 1), tmp_path / "packed")
+    norm = "model.language_model.norm.weight"
+    stored: dict[str, Any] = dict(golden_case(NAME).weights())
+    stored[norm] = stored[norm] + stored[norm].dtype.type(1)
+    byte_level_checkpoint(write_checkpoint(tmp_path / "second", NAME, weights=stored))
+    said = "'contents_sha256' of entry 1 of 'sources' is '"
+    pack_argv = "pack qwen38 --tp 1 --weights second --out packed"
+    command.refused(PackedMismatchError, said, argv=pack_argv)
+    run_argv = "run -p hi --quiet --backend interpret --packed packed --weights second --context 64"
+    command.refused(PackedMismatchError, said, argv=run_argv)
 
 
 def test_a_packed_folder_that_was_damaged(command: Command, packed: Path) -> None:

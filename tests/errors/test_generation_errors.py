@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from mkc.errors import BackendError
+from mkc.errors import BackendOptionError
 from mkc.errors import GenerationOptionError
 from mkc.errors import NotFiniteLogitsError
 from mkc.errors import NoTokenAllowedError
@@ -80,4 +83,29 @@ def test_more_ranks_than_devices(command: Command, tmp_path: Path) -> None:
         "16 ranks",
         "smaller --tp",
         argv="run -p hello --weights model --backend interpret --tp 16 --context 64",
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ("--packed folder", "--packed with"),
+        ("--packed folder --tp 2", "--packed, --tp with"),
+        ("--target tpu7x", "--target with"),  # also where it says the default
+        ("--target v6e --backend reference", "--target with"),
+    ],
+)
+@pytest.mark.parametrize("start", ["run -p hello", "chat", "bench", "eval tasks.jsonl"])
+def test_options_of_a_kernel_without_a_kernel(
+    command: Command, tmp_path: Path, start: str, given: str, named: str
+) -> None:
+    """Nothing is ignored; the reference backend reads no packed weights."""
+    task = {"id": "a", "task": "sums", "check": "exact", "answer": "19"}
+    asked = {"messages": [{"role": "user", "content": "12 + 7"}]}
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(task | asked))
+    command.refused(
+        BackendOptionError,
+        f"{named} backend 'reference', which runs no kernel",
+        "--backend interpret",
+        argv=f"{start} {given}",
     )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from json import dumps
 from json import loads
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,6 +69,8 @@ def test_a_plan_whose_records_are_of_another_version(folder: Path) -> None:
     document["program"]["tape"]["colour"] = "red"
     document["digest"] = digest(document)
     (folder / "plan.json").write_text(dumps(document))
+    report = {**loads((folder / "report.json").read_text()), "plan": document["digest"]}
+    (folder / "report.json").write_text(dumps({**report, "digest": digest(report)}))
     with refused(PlanVersionError, "program.tape: has other fields than", "another version"):
         _ = read_folder(folder).program
 
@@ -87,10 +91,50 @@ def test_an_edited_plan(folder: Path) -> None:
         read_folder(folder)
 
 
-def test_a_report_of_another_plan(folder: Path) -> None:
-    edit(folder / "report.json", ranks=7)
-    with refused(PlanDamagedError, "report.json", "of another plan: ranks is 7, but 1"):
+def without(report: dict[str, Any], key: str) -> None:
+    del report[key]
+
+
+def with_other(report: dict[str, Any], key: str, value: object) -> None:
+    report[key] = value
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda report: without(report, "model"),
+        lambda report: without(report, "floor_us"),
+        lambda report: without(report, "digest"),
+        lambda report: with_other(report, "floor_us", "abc"),
+        lambda report: with_other(report, "ranks", 7),
+        lambda report: with_other(report["predicted"], "round_us", 1),
+        lambda report: with_other(report["timing"], "passes", 0),
+    ],
+)
+def test_an_edited_report(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    report = loads((folder / "report.json").read_text())
+    change(report)
+    (folder / "report.json").write_text(dumps(report))
+    with refused(PlanDamagedError, "report.json", "was changed", "Compile again"):
         read_folder(folder)
+
+
+def test_a_report_of_another_plan(folder: Path, tmp_path: Path) -> None:
+    other = write_plan(tmp_path / "other", "dense", ranks=1, batch=2)
+    (folder / "report.json").write_bytes((other / "report.json").read_bytes())
+    with refused(PlanDamagedError, "report.json", "of another plan.json", "Compile again"):
+        read_folder(folder)
+
+
+@pytest.mark.parametrize("name", ["plan.json", "report.json"])
+@pytest.mark.parametrize("depth", [2_000, 100_000])
+def test_a_document_of_too_many_brackets(folder: Path, name: str, depth: int) -> None:
+    document = loads((folder / name).read_text())
+    inside = f'{{"a": {"[" * depth}{"]" * depth}, '
+    for text in ("[" * depth, dumps(document).replace("{", inside, 1)):
+        (folder / name).write_text(text)
+        with refused(PlanDamagedError, name):
+            read_folder(folder)
 
 
 def test_a_document_that_is_no_object_or_no_text(folder: Path) -> None:
@@ -123,6 +167,12 @@ def test_png_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with refused(MissingPackageError, "mkc viz --format png", "matplotlib", "'mkc-tpu[png]'"):
         timeline_png({})
+
+
+@pytest.mark.parametrize("argv", ["viz here", "explain here", "diff here here"])
+def test_the_commands_refuse_an_edited_report(command: Command, argv: str) -> None:
+    edit(write_plan(Path("here"), "dense", ranks=1) / "report.json", floor_us="abc")
+    command.refused(PlanDamagedError, "report.json: was changed", argv=argv)
 
 
 @pytest.mark.parametrize("argv", ["viz nowhere", "explain nowhere", "diff nowhere nowhere"])

@@ -311,7 +311,8 @@ def test_situ_is_the_experts_activation() -> None:
         return mkc.Outputs(next_token=mkc.argmax(routed), logits=mkc.subtract(routed, dense))
 
     graph = mkc.trace(both, name="both", batch=1, context=8)
-    weights = {"embed.weight": 3 * normal(64, 32), "router": normal(1, 32)}
+    # A score near zero would show the constant that its normalisation adds.
+    weights = {"embed.weight": 3 * normal(64, 32), "router": 0.01 * normal(1, 32)}
     for name in ("gate", "up", "down"):
         weights[name] = normal(1, 32, 32)
         weights[f"flat_{name}"] = weights[name][0]

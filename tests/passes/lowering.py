@@ -15,6 +15,7 @@ from mkc.passes.p10_shard import Shard
 from mkc.passes.p70_lower import Lower
 from mkc.passes.pipeline import Lowered
 from mkc.passes.pipeline import Pipeline
+from mkc.report import plan_document
 from mkc.report import report_document
 from mkc.schedule.program import Phase
 from mkc.schedule.program import Program
@@ -74,6 +75,7 @@ def report(lowered: Lowered) -> dict[str, Any]:
         {},
         predicted=predict(program, target),
         proof=prove([program] * program.ranks, target),
+        plan=plan_document(lowered, target, cycles={}),
     )
 
 

@@ -23,6 +23,7 @@ from mkc.schedule.program import Program
 from mkc.targets import load_target
 from tests.passes.lowering import CASES
 from tests.passes.lowering import TARGET
+from tests.passes.lowering import dense_graph
 from tests.passes.lowering import lower
 from tests.passes.lowering import lowered
 from tests.passes.machine import unrolled
@@ -115,6 +116,36 @@ def test_the_payload_decides(batch: int, algorithm: str) -> None:
         assert chosen == algorithm
         assert list(others) == [TWO_PHASE if algorithm == ONE_SHOT else ONE_SHOT]
         assert all(cost < other for other in others.values())
+
+
+def reasons(one: Lowered) -> set[str]:
+    """Why every all-reduce is done as it is, behind the size of its message."""
+    decided = [each for each in one.log.decisions if each.id.startswith("collectives.p")]
+    return {each.because.partition(" ranks")[2] for each in decided}
+
+
+def test_the_cheaper_algorithm_needs_no_reason_but_its_cost() -> None:
+    assert reasons(lowered("27b", 8, 1)) == {""}
+
+
+def test_an_algorithm_that_was_asked_for_says_so() -> None:
+    one = lower(dense_graph(), 2, "collectives{algorithm=two_phase}")
+    assert reasons(one) == {"; two_phase was asked for"}
+    narrow = lower(Stack(pattern="aaa", hidden=256).graph(), 8, "collectives{algorithm=two_phase}")
+    assert reasons(narrow) == {""}, "it does not get what it asked for"
+
+
+@pytest.mark.parametrize("algorithm", ["auto", ONE_SHOT])
+def test_a_dearer_algorithm_says_which_buffer_forbids_the_cheaper_one(algorithm: str) -> None:
+    """One exchange per layer and nothing between two of them."""
+    options = f"collectives{{algorithm={algorithm}}}"
+    one = lower(Stack(pattern="mmm", hidden=1024).graph(), 8, options)
+    assert [(chosen, cost > others[ONE_SHOT]) for chosen, cost, others in decisions(one)] == [
+        (TWO_PHASE, True)
+    ]
+    assert reasons(one) == {
+        "; one_shot would reuse its receive buffer: the next exchange is this one again"
+    }
 
 
 def test_predicted_costs_are_the_targets() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mkc.plan.compare import compare
 from tests.plan.plans import plan
+from tests.viz.subjects import subject
 
 
 def test_a_plan_does_not_differ_from_itself() -> None:
@@ -11,6 +12,14 @@ def test_a_plan_does_not_differ_from_itself() -> None:
     assert (found.request, found.decisions, found.loads, found.buffers) == ((), (), (), ())
     assert all(one.before == one.after for one in found.predicted)
     assert [one.name for one in found.predicted][0] == "floor"
+
+
+def test_the_floor_is_that_of_the_predicted_round() -> None:
+    """As in the summary and the timeline: with the cache rows that a round reads."""
+    folder = plan("qwen38_mini", ranks=2)
+    floor = compare(folder, folder).predicted[0]
+    assert floor.before == folder.report["predicted"]["floor_us"]
+    assert floor.before == round(subject("qwen38_mini", ranks=2).floor_us, 3)
 
 
 def test_a_larger_batch_changes_exchanges_buffers_and_times_but_no_load() -> None:

@@ -28,6 +28,9 @@ from mkc.runtime.layout import pack_layout
 from mkc.runtime.layout import rank_file
 from mkc.runtime.manifest import JOURNAL
 from mkc.runtime.manifest import MANIFEST
+from mkc.runtime.manifest import SAMPLE_BYTES
+from mkc.runtime.manifest import SAMPLED_TENSORS
+from mkc.runtime.manifest import contents_digest
 from tests.goldens import golden_case
 from tests.passes.lowering import golden_graph
 from tests.passes.lowering import lower
@@ -111,7 +114,10 @@ def test_other_tools_can_read_the_files(sources: Sources, tmp_path: Path) -> Non
 def test_tensors_are_read_once_for_all_ranks_and_few_bytes_are_held(
     sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of one head fill no whole block here; what two blocks share is read for both."""
+    """Rows of one head fill no whole block here; what two blocks share is read for both.
+
+    The samples that identify the checkpoint are read too, once.
+    """
     read: list[int] = []
     preadv = os.preadv
 
@@ -120,11 +126,13 @@ def test_tensors_are_read_once_for_all_ranks_and_few_bytes_are_held(
         return read[-1]
 
     checkpoint = sources(LANE)
-    stored = sum(one.bytes for one in checkpoint.tensors.values())
+    sizes = [one.bytes for one in checkpoint.tensors.values()]
+    stored, sampled = sum(sizes), sum(min(one, SAMPLE_BYTES) for one in sizes)
+    assert len(sizes) <= SAMPLED_TENSORS
     plans = {ranks: lowered(LANE, ranks) for ranks in (1, 8)}
     monkeypatch.setattr(os, "preadv", counted)
     pack(checkpoint, plans[1], tmp_path / "one")
-    assert sum(read) == stored
+    assert sum(read) == stored + sampled
     read.clear()
     tracemalloc.start()
     pack(checkpoint, plans[8], tmp_path / "eight")
@@ -174,6 +182,7 @@ def test_the_manifest_says_what_was_packed(sources: Sources, tmp_path: Path) -> 
             "file": SINGLE,
             "bytes": (checkpoint.folder / SINGLE).stat().st_size,
             "header_sha256": checkpoint.headers[0].digest,
+            "contents_sha256": contents_digest(checkpoint, checkpoint.headers[0]),
         }
     ]
     assert f"{HEAD} bf16[" in "".join(manifest["layout"])
@@ -249,7 +258,7 @@ def test_the_first_difference_of_the_layout_is_named(sources: Sources, tmp_path:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("version", 1, "'version' is 1; expected 2"),
+        ("version", 2, "'version' is 2; expected 3"),
         ("dtype_policy", "none", "'dtype_policy' is 'none'; expected 'f32 to bf16"),
         ("layout", [], "entry 1 of 'layout' is absent; expected 'tape"),
         ("layout", None, "'layout' is absent"),
@@ -273,6 +282,48 @@ def test_another_checkpoint_is_not_packed_into_a_finished_folder(
     other = Checkpoint.open(write_checkpoint(tmp_path / "source", MINI, weights=stored))
     with pytest.raises(PackedMismatchError, match="entry 1 of 'sources'"):
         pack(other, plan, tmp_path / "out")
+
+
+def test_other_weights_of_the_same_form_are_refused(sources: Sources, tmp_path: Path) -> None:
+    """Files of the same name and size with the same header: a checkpoint that was trained on."""
+    plan = lowered(MINI, 2)
+    pack(sources(MINI), plan, tmp_path / "out")
+    stored: dict[str, Any] = dict(golden_case(MINI).weights())
+    stored[NORM] = stored[NORM] + stored[NORM].dtype.type(1)
+    other = Checkpoint.open(write_checkpoint(tmp_path / "source", MINI, weights=stored))
+    assert other.headers[0].digest == sources(MINI).headers[0].digest
+    said = "'contents_sha256' of entry 1 of 'sources' is '"
+    with pytest.raises(PackedMismatchError, match=said):
+        pack(other, plan, tmp_path / "out")
+    with pytest.raises(PackedMismatchError, match=said):
+        load_packed(tmp_path / "out", plan, checkpoint=other)
+    load_packed(tmp_path / "out", plan, checkpoint=sources(MINI))
+    copy = Checkpoint.open(write_checkpoint(tmp_path / "copy", MINI))
+    load_packed(tmp_path / "out", plan, checkpoint=copy)
+
+
+def test_the_contents_are_sampled(tmp_path: Path) -> None:
+    """The beginnings of tensors, spread over the file where there are many."""
+    stored = {f"t{n}": np.zeros(SAMPLE_BYTES + 1, np.uint8) for n in range(SAMPLED_TENSORS + 1)}
+    folder = write_checkpoint(tmp_path / "source", MINI, weights=stored)
+
+    def found() -> str:
+        checkpoint = Checkpoint.open(folder)
+        return contents_digest(checkpoint, checkpoint.headers[0])
+
+    before = found()
+    placed = sorted(Checkpoint.open(folder).tensors.values(), key=lambda one: one.start)
+    seen = {0: True, SAMPLE_BYTES - 1: True, SAMPLE_BYTES: False}  # of the first tensor
+    cases = [(placed[0].start + at, noticed) for at, noticed in seen.items()]
+    cases += [(placed[1].start, False), (placed[2].start, True), (placed[-1].start, True)]
+    for at, noticed in cases:
+        contents = bytearray((folder / SINGLE).read_bytes())
+        contents[at] ^= 1
+        (folder / SINGLE).write_bytes(contents)
+        assert (found() != before) == noticed
+        contents[at] ^= 1
+        (folder / SINGLE).write_bytes(contents)
+    assert found() == before
 
 
 def test_a_folder_with_other_files_is_left_alone(sources: Sources, tmp_path: Path) -> None:

@@ -6,12 +6,21 @@ from functools import cache
 from html import escape
 from re import findall
 
+import mkc
+from mkc.driver import CompileRequest
+from mkc.driver import compile_graph
 from mkc.ir.text import print_graph
 from mkc.schedule.program_text import print_program
 from mkc.viz.stages import Stage
 from mkc.viz.stages import stages
 from mkc.viz.stages import stages_html
+from tests.passes.lowering import TARGET
 from tests.plan.plans import compiled
+
+
+def tied(step: mkc.Step) -> mkc.Outputs:
+    table = mkc.param("embed.weight", [1024, 256])
+    return mkc.next_token(mkc.embed(step.tokens, table), table)
 
 
 @cache
@@ -46,7 +55,23 @@ def test_facts_of_a_pass_that_rewrites_nothing_are_readable() -> None:
 def test_decisions_stand_with_their_pass() -> None:
     decisions = compiled("27b", ranks=8).lowered.log.decisions
     shown = [each for one in found().values() for each in one.decisions]
-    assert shown == sorted(decisions, key=lambda one: list(found()).index(one.passed))
+    assert shown == decisions
+    assert all(each.passed == one.name for one in found().values() for each in one.decisions)
+
+
+def test_decisions_of_a_pass_inside_a_pass_stand_where_they_are_taken() -> None:
+    """A tied embedding is copied while the graph is divided."""
+    graph = mkc.trace(tied, name="tied", batch=1, context=64)
+    result = compile_graph(CompileRequest(graph=graph, target=TARGET, tp=1, aot=False))
+    shard, *others = stages(result.graph, result.lowered, result.target)
+    assert shard.name == "shard"
+    assert "untie" in {one.passed for one in shard.decisions}
+    shown = [each for one in (shard, *others) for each in one.decisions]
+    assert shown == result.lowered.log.decisions
+    page = stages_html("tied", result.target.name, (shard, *others))
+    section = page[page.index('<section id="shard">') : page.index('<section id="fuse">')]
+    assert "<td>untie.embed.weight</td>" in section
+    assert f"{len(shown)} decisions" in page
 
 
 def test_the_page_marks_what_changes_and_is_one_file() -> None:

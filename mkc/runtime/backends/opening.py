@@ -158,7 +158,7 @@ class PreparedKernel:
         lowered = self.session.lowered
         graph = lowered.steps.sharded.full
         if packed is not None:
-            weights = load_packed(packed, lowered, drafter)
+            weights = load_packed(packed, lowered, drafter, checkpoint=checkpoint)
             self.session.load_packed(weights)
             return tuple(weights.manifest["not_finite"])
         checkpoint.check(graph)

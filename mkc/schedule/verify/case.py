@@ -11,6 +11,7 @@ from mkc.schedule.program import RESTING
 from mkc.schedule.program import Program
 from mkc.schedule.verify.arrays import BLOCK_ROWS
 
+FOLLOWING = 3  # rounds of one launch: the first, one behind it, and the last
 UNDECIDED = "not decided"  # the first sequence emits nothing, and has to be told what
 
 type Numbers = tuple[int, ...]
@@ -69,12 +70,10 @@ def cases_of(program: Program) -> list[Case]:
     rows enter its caches, and how many rounds run. Every round begins with the same state (`Walk`
     compares it), so the kinds may come one after the other in the rounds of one launch.
     """
-    kinds = _round_kinds(program) if program.round is not None else _kinds(program)
-    nobody = _nobody(program)
     most = program.rounds_per_launch
     if most == 1:
-        found = [_case(name, [one]) for name, one in kinds.items()]
-        return [*found, _case("all rest", [nobody], ran=0 if program.round is not None else 1)]
+        return _launches_of_one_round(program)
+    kinds, nobody = _kinds_of(program), _nobody(program)
     names = [name for name in kinds if name != UNDECIDED]
     found = [
         _case(
@@ -93,6 +92,40 @@ def cases_of(program: Program) -> list[Case]:
     if UNDECIDED in kinds:  # the launch ends with that round
         found.append(_case(f"{UNDECIDED}, {most} rounds", [kinds[UNDECIDED]], rounds=most, ran=1))
     return [*found, _case("all rest", [nobody], rounds=1, ran=0)]
+
+
+def launches_of(program: Program) -> list[Case]:
+    """As `cases_of`, for a kernel that computes its scalars: a round follows from the one before.
+
+    Every kind of round is a launch of its own; a kernel of several rounds is also asked for
+    `FOLLOWING` of them, which run, and which stop after the first one.
+    """
+    found = _launches_of_one_round(program)
+    rounds = min(program.rounds_per_launch, FOLLOWING)
+    if rounds == 1:
+        return found
+    first = next(iter(_kinds_of(program).values()))
+    return [*found, *(_following(program, first, rounds, ran) for ran in (rounds, 1))]
+
+
+def _following(program: Program, first: Kind, rounds: int, ran: int) -> Case:
+    if program.round is not None:
+        return following_case(program, first, rounds=rounds, ran=ran)
+    kinds = [
+        Kind(positions=tuple(one + index if one >= 0 else one for one in first.positions))
+        for index in range(ran)
+    ]
+    return _case(f"{ran} of {rounds} rounds", kinds, rounds=rounds, ran=ran)
+
+
+def _launches_of_one_round(program: Program) -> list[Case]:
+    found = [_case(name, [one]) for name, one in _kinds_of(program).items()]
+    leaves = program.round is not None or program.rounds_per_launch > 1
+    return [*found, _case("all rest", [_nobody(program)], ran=0 if leaves else 1)]
+
+
+def _kinds_of(program: Program) -> dict[str, Kind]:
+    return _round_kinds(program) if program.round is not None else _kinds(program)
 
 
 def _case(name: str, kinds: list[Kind], *, rounds: int = 1, ran: int = 1) -> Case:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from mkc.schedule.verify.issue import CODES
 from mkc.schedule.verify.issue import Issue
 from mkc.schedule.verify.memory import Memory
 from mkc.schedule.verify.protocol import Kernel
+from mkc.schedule.verify.proof import MOST_ISSUES
 from mkc.schedule.verify.ranks import Ranks
 
 type Spans = dict[tuple[str, Index], list[tuple[int, int]]]
@@ -131,17 +133,25 @@ def _inside(some: Spans, others: Spans) -> bool:
 
 
 def check_traced(program: Program, events: Sequence[Sequence[Event]]) -> list[Issue]:
-    """What can be said of a kernel whose order is not the planned one: the events of every rank.
+    """What can be said of a kernel whose order is not the planned one: the events of every rank, or
+    of one rank alone, whose messages are then left out.
 
     Copies, waits, slots, messages and progress are checked as in a proof. What a reader expects to
     find is not known, so order mistakes that move the right bytes to the wrong place stay unseen.
+
+    Returns:
+      At most `MOST_ISSUES`: one for each code and array, which says how many more there are.
     """
-    issues: dict[tuple[str, str], Issue] = {}
+    found: dict[tuple[str, str], list[tuple[str, str]]] = {}  # phases and messages
     receive, arrays = receive_arrays(program), arrays_of(program)
+    names = sorted([*arrays, *semaphores_of(program)], key=len, reverse=True)
+    array = re.compile("|".join(rf"\b{re.escape(one)}\b" for one in names))
 
     def report(code: str, phase: str, message: str) -> None:
-        issue = Issue(code=code, message=message, where=phase, hint=CODES[code].hint)
-        issues.setdefault((code, message), issue)
+        named = array.search(message)
+        alike = found.setdefault((code, named.group() if named else ""), [])
+        if (phase, message) not in alike:
+            alike.append((phase, message))
 
     for one in events:
         memory = Memory(
@@ -151,14 +161,38 @@ def check_traced(program: Program, events: Sequence[Sequence[Event]]) -> list[Is
             memory.event(event)
         memory.end()
     if len(events) > 1:
-        talk = [
-            [
-                one
-                for one in events_of_rank
-                if isinstance(one, Send | Receive | Signal | Meet)
-                or (isinstance(one, Read | Write) and one.place.array in receive)
-            ]
-            for events_of_rank in events
-        ]
-        Ranks(talk, [arrays] * len(events), report).run()
-    return list(issues.values())
+        talks = [_talk(one, receive) for one in events]
+        Ranks(talks, [arrays] * len(events), report).run()
+    return [_issue(code, alike) for (code, _), alike in found.items()][:MOST_ISSUES]
+
+
+def _issue(code: str, alike: Sequence[tuple[str, str]]) -> Issue:
+    """The first of several, and how many follow."""
+    (phase, message), *others = alike
+    more = f" (and {len(others)} more)" if others else ""
+    return Issue(code=code, message=message + more, where=phase, hint=CODES[code].hint)
+
+
+def _talk(events: Iterable[Event], receive: frozenset[str]) -> list[Event]:
+    """The events that other ranks have to do with, reads of one message as one.
+
+    A kernel may read the parts of a block one by one. As long as the rank sends, receives and
+    signals nothing in between, no rank can learn that it has read one part and not the others.
+    """
+    talk: list[Event] = []
+    read: set[tuple[str, Index]] = set()
+    for event in events:
+        if isinstance(event, Read | Write):
+            block = (event.place.array, event.place.index)
+            if block[0] not in receive or (isinstance(event, Read) and block in read):
+                continue
+            if isinstance(event, Read):
+                read.add(block)
+            else:
+                read.discard(block)
+        elif isinstance(event, Send | Receive | Signal | Meet):
+            read.clear()
+        else:
+            continue
+        talk.append(event)
+    return talk

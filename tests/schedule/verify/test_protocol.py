@@ -24,6 +24,7 @@ from mkc.schedule.verify.arrays import scalars_of
 from mkc.schedule.verify.arrays import semaphores_of
 from mkc.schedule.verify.case import Case
 from mkc.schedule.verify.case import cases_of
+from mkc.schedule.verify.case import launches_of
 from mkc.schedule.verify.compare import difference
 from mkc.schedule.verify.compare import expected_events
 from mkc.schedule.verify.events import Wait
@@ -97,6 +98,14 @@ def test_kernels_of_several_rounds(name: str, ranks: int) -> None:
         Case(name="all rest", positions=((-1, -1),), rounds=1, ran=0),
     ]
     compare(lowered, [0], cases)
+
+
+def test_launches_that_follow_from_their_scalars() -> None:
+    """What an edited kernel is traced for: every kind of round, and several rounds."""
+    lowered = lower(graph_of("dense", 2), 2, f"lower{{rounds={ROUNDS}}}")
+    launches = launches_of(lowered.program)
+    assert {(one.rounds, one.ran) for one in launches} == {(1, 1), (1, 0), (3, 3), (3, 1)}
+    compare(lowered, [0], launches)
 
 
 def test_token_masks() -> None:

@@ -19,6 +19,7 @@ from mkc.schedule.verify.case import Case
 from mkc.schedule.verify.case import Kind
 from mkc.schedule.verify.case import cases_of
 from mkc.schedule.verify.case import following_case
+from mkc.schedule.verify.case import launches_of
 from mkc.schedule.verify.compare import difference
 from mkc.schedule.verify.compare import expected_events
 from mkc.schedule.verify.trace import reference_names
@@ -96,6 +97,15 @@ def test_launches_of_several_rounds() -> None:
         (35, RESTING),
     )
     compare(lowered, [0], cases)
+
+
+@pytest.mark.parametrize("sampling", [False, True])
+def test_launches_that_follow_from_their_scalars(sampling: bool) -> None:
+    """What an edited kernel is traced for: every kind of round, and several rounds."""
+    lowered = round_lowered(2, batch=2, rounds=ROUNDS, passes=SMALL_TILES, sampling=sampling)
+    launches = launches_of(lowered.program)
+    assert {(one.rounds, one.ran) for one in launches} == {(1, 1), (1, 0), (3, 3), (3, 1)}
+    compare(lowered, [1], launches)
 
 
 def test_a_round_that_accepts_less_is_told_from_one_that_accepts_all() -> None:
