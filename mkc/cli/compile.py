@@ -18,6 +18,7 @@ from mkc.cli.progress import working
 from mkc.cli.speculation import NONE
 from mkc.cli.speculation import SpecOption
 from mkc.cli.speculation import check_scheme
+from mkc.cli.speculation import implied_scheme
 from mkc.cli.speculation import scheme_round
 from mkc.cli.summary import print_summary
 from mkc.codegen_pallas.aot_stages import compiler_stages
@@ -102,6 +103,7 @@ def compile_command(
             context=context, expected="at least one position", hint="Choose a larger --context"
         )
     check_scheme(spec, None if draft is None else str(draft))
+    spec = implied_scheme(spec, draft)
     drafting = spec is not None and spec != NONE
     name = f"{model}-{spec}" if drafting else model
     folder = out or default_folder(name, target, batch, context)

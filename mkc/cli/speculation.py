@@ -35,7 +35,10 @@ NONE = "none"
 OWN_DRAFTER = "drafter"  # folder in a model's folder: the drafter that it brings
 
 SpecOption = Annotated[
-    str | None, typer.Option(help="Speculative scheme: none, or the name of a drafter.")
+    str | None,
+    typer.Option(
+        help="Speculative scheme: none, or the name of a drafter; default that of --draft."
+    ),
 ]
 DraftOption = Annotated[
     str | None, typer.Option(help="Checkpoint folder of the drafter, or OWNER/NAME of the hub.")
@@ -67,15 +70,15 @@ def check_scheme(spec: str | None, draft: str | None, *, distributed: bool = Fal
       distributed: several processes run the model.
 
     Raises:
-      SchemeOptionError: there is no such scheme, or a checkpoint without a scheme.
+      SchemeOptionError: there is no such scheme, or a checkpoint for a scheme without drafts.
       NoDraftsError: what is to run the model has no drafts.
     """
     known = [NONE, *registered_drafters()]
-    if draft is not None and spec in (None, NONE):
+    if draft is not None and spec == NONE:
         raise SchemeOptionError(problem="--draft without a scheme that drafts", known=known)
     if spec is not None and spec not in known:
         raise SchemeOptionError(problem=f"unknown scheme '{spec}'", known=known)
-    if spec not in (None, NONE) and distributed:
+    if (draft is not None or spec not in (None, NONE)) and distributed:
         raise NoDraftsError(what="--distributed", hint=f"Leave it out, or choose --spec {NONE}")
 
 
@@ -89,14 +92,18 @@ def wanted_drafter(
       by_default: take the drafter in `folder` when no option says anything.
 
     Raises:
-      SchemeOptionError: the checkpoint is not named, and the model brings none.
+      SchemeOptionError: the checkpoint is not named, and the model brings none; or the scheme is
+        not named, and the checkpoint is of none.
+      CheckpointError: the scheme is not named, and there is no such checkpoint.
     """
+    if spec is None and draft is not None:
+        return DraftChoice(name=drafter_of(Checkpoint.open(draft).folder), checkpoint=draft)
     own = folder / OWN_DRAFTER
     brought = (own / CONFIG_NAME).is_file()
     if spec == NONE or (spec is None and not (brought and by_default)):
         return None
     if spec is None:
-        return DraftChoice(name=_drafter_of(own), checkpoint=str(own))
+        return DraftChoice(name=drafter_of(own), checkpoint=str(own))
     if draft is None and not brought:
         raise SchemeOptionError(
             problem=f"--spec {spec} without --draft, and {folder} has no folder '{OWN_DRAFTER}'",
@@ -105,16 +112,26 @@ def wanted_drafter(
     return DraftChoice(name=spec, checkpoint=draft or str(own))
 
 
-def _drafter_of(folder: Path) -> str:
-    """The first registered drafter that accepts the config of a checkpoint."""
+def implied_scheme(spec: str | None, draft: Path | None) -> str | None:
+    """`--spec`, or the scheme of what `--draft` names where that is given alone."""
+    return drafter_of(draft) if spec is None and draft is not None else spec
+
+
+def drafter_of(path: Path) -> str:
+    """The first registered drafter that accepts a config.json, or that of a checkpoint folder.
+
+    Raises:
+      SchemeOptionError: there is none.
+      ConfigFileError: it cannot be read.
+    """
     drafters = registered_drafters()
-    config = read_config(folder / CONFIG_NAME)
+    config = read_config(config_file(path))
     for name, drafter in sorted(drafters.items()):
         with suppress(ConfigError):
             drafter.load_config(config)
             return name
     raise SchemeOptionError(
-        problem=f"{folder} is a checkpoint of no drafter that is known", known=[NONE, *drafters]
+        problem=f"{path} is a checkpoint of no drafter that is known", known=[NONE, *drafters]
     )
 
 

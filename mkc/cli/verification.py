@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,6 +27,7 @@ from mkc.cli.races import Reduced
 from mkc.cli.races import find_races
 from mkc.cli.speculation import NONE
 from mkc.cli.speculation import check_scheme
+from mkc.cli.speculation import implied_scheme
 from mkc.cli.speculation import scheme_round
 from mkc.codegen_pallas.aot import compile_ahead
 from mkc.codegen_pallas.support import KernelSpec
@@ -142,6 +144,7 @@ def run_verification(request: Request, *, quiet: bool) -> list[Verdict]:
     if not 1 <= request.batch <= LARGEST_BATCH:
         raise BatchError(batch=request.batch, limit=LARGEST_BATCH)
     check_scheme(request.spec, None if request.draft is None else str(request.draft))
+    request = replace(request, spec=implied_scheme(request.spec, request.draft))
     text = read_kernel(request.kernel) if request.kernel else None
     with working(f"proving {request.model}", quiet=quiet):
         result = request.compiled(request.graph(request.config, request.draft))

@@ -93,3 +93,5 @@ def test_a_drafter_is_packed_with_its_target(run: Run, tmp_path: Path) -> None:
     (tmp_path / "weights" / "drafter").symlink_to(tmp_path / "draft")
     out, _ = run(*options)
     assert "it was finished already" in out, "the drafter in the model's folder is the same one"
+    out, _ = run("--weights", "weights", "--draft", "draft", "--tp", "2", "--out", "packed")
+    assert "it was finished already" in out, "the drafter's config says its scheme"

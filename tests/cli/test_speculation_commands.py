@@ -151,6 +151,8 @@ def test_whose_drafter_is_wanted(folders: Folders, bringing: Path) -> None:
     assert wanted_drafter("dflash2", None, folder=bringing, by_default=False) == own
     other = wanted_drafter("dflash2", str(draft), folder=bringing)
     assert other == DraftChoice(name="dflash2", checkpoint=str(draft))
+    for folder in (target, bringing):  # its config says which scheme it is one of
+        assert wanted_drafter(None, str(draft), folder=folder, by_default=False) == other
     assert wanted_drafter(None, None, folder=target) is None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mkc.driver import CompileRequest
 from mkc.driver import compile_graph
+from mkc.errors import ConfigFileError
 from mkc.errors import RoundsError
 from mkc.errors import SchemeOptionError
 from mkc.errors import UnsupportedGraphError
@@ -16,11 +17,15 @@ TARGET = "tpu7x:1x1x1"
 
 def test_schemes_of_a_kernel(command: Command) -> None:
     command.refused(SchemeOptionError, "unknown scheme 'eagle'", argv="compile qwen38 --spec eagle")
-    command.refused(
-        SchemeOptionError,
-        "--draft without a scheme that drafts",
-        argv="compile qwen38 --draft drafter",
-    )
+    for name in ("compile", "verify"):
+        command.refused(
+            SchemeOptionError,
+            "--draft without a scheme that drafts",
+            argv=f"{name} qwen38 --spec none --draft drafter",
+        )
+        command.refused(
+            ConfigFileError, "drafter: cannot be read", argv=f"{name} qwen38 --draft drafter"
+        )
     command.refused(
         SchemeOptionError,
         "which no file registers",

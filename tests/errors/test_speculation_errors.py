@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from mkc.cli.speculation import check_scheme
 from mkc.cli.speculation import scheme_round
 from mkc.cli.speculation import wanted_drafter
 from mkc.errors import DraftMismatchError
@@ -15,6 +14,7 @@ from mkc.errors import SchemeOptionError
 from tests.draft_goldens import golden_round
 from tests.errors.command import Command
 from tests.errors.expect import refused
+from tests.runtime.checkpoints import write_checkpoint
 
 
 def test_a_drafter_of_another_target() -> None:
@@ -45,9 +45,6 @@ def test_a_scheme_without_its_checkpoint(tmp_path: Path) -> None:
         "expected --spec NAME",
     ):
         wanted_drafter("dflash2", None, folder=tmp_path)
-    for spec in (None, "none"):
-        with refused(SchemeOptionError, "--draft without a scheme", "expected --spec NAME"):
-            check_scheme(spec, "drafter")
 
 
 @pytest.mark.parametrize("command_line", ["pack qwen38 --out packed", "run -p hello"])
@@ -56,23 +53,27 @@ def test_a_checkpoint_without_a_scheme(command: Command, command_line: str) -> N
         SchemeOptionError,
         "--draft without a scheme that drafts",
         "expected --spec NAME --draft CHECKPOINT",
-        argv=f"{command_line} --weights model --draft drafter",
+        argv=f"{command_line} --weights model --spec none --draft drafter",
     )
 
 
 def test_a_folder_of_no_known_drafter(tmp_path: Path) -> None:
-    (tmp_path / "drafter").mkdir()
-    (tmp_path / "drafter" / "config.json").write_text("{}")
-    with refused(SchemeOptionError, f"{tmp_path}/drafter is a checkpoint of no drafter", "none"):
+    """Brought by the model, or named without a scheme."""
+    folder = write_checkpoint(tmp_path / "drafter", "qwen38_lane")
+    said = f"{folder} is a checkpoint of no drafter"
+    with refused(SchemeOptionError, said, "none"):
         wanted_drafter(None, None, folder=tmp_path)
+    with refused(SchemeOptionError, said, "none"):
+        wanted_drafter(None, str(folder), folder=tmp_path / "elsewhere")
 
 
-def test_several_processes_run_no_drafts(command: Command) -> None:
+@pytest.mark.parametrize("options", ["--spec dflash2 --draft drafter", "--draft drafter"])
+def test_several_processes_run_no_drafts(command: Command, options: str) -> None:
     command.refused(
         NoDraftsError,
         "--distributed has no drafts yet",
         "in one process",
-        argv="chat --spec dflash2 --draft drafter --distributed",
+        argv=f"chat {options} --distributed",
     )
 
 

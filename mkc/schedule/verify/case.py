@@ -98,14 +98,19 @@ def launches_of(program: Program) -> list[Case]:
     """As `cases_of`, for a kernel that computes its scalars: a round follows from the one before.
 
     Every kind of round is a launch of its own; a kernel of several rounds is also asked for
-    `FOLLOWING` of them, which run, and which stop after the first one.
+    `FOLLOWING` of them, which run, and which stop after the first one. What a scheme draws is not
+    known, so behind a round that is told what to emit it has one that emits nothing.
     """
     found = _launches_of_one_round(program)
-    rounds = min(program.rounds_per_launch, FOLLOWING)
+    draws = program.round is not None and bool(program.round.forced)
+    rounds = min(program.rounds_per_launch, 2 if draws else FOLLOWING)
     if rounds == 1:
         return found
     first = next(iter(_kinds_of(program).values()))
-    return [*found, *(_following(program, first, rounds, ran) for ran in (rounds, 1))]
+    whole, stopped = (_following(program, first, rounds, ran) for ran in (rounds, 1))
+    if draws:
+        whole = replace(whole, counts=(whole.counts[0], (0,) * program.batch))
+    return [*found, whole, stopped]
 
 
 def _following(program: Program, first: Kind, rounds: int, ran: int) -> Case:

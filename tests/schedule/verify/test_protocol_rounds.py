@@ -101,10 +101,14 @@ def test_launches_of_several_rounds() -> None:
 
 @pytest.mark.parametrize("sampling", [False, True])
 def test_launches_that_follow_from_their_scalars(sampling: bool) -> None:
-    """What an edited kernel is traced for: every kind of round, and several rounds."""
+    """What an edited kernel is traced for: every kind of round, and several rounds.
+
+    When it samples, nothing is known of what the second round draws: it emits nothing, and ends.
+    """
     lowered = round_lowered(2, batch=2, rounds=ROUNDS, passes=SMALL_TILES, sampling=sampling)
     launches = launches_of(lowered.program)
-    assert {(one.rounds, one.ran) for one in launches} == {(1, 1), (1, 0), (3, 3), (3, 1)}
+    most = 2 if sampling else 3
+    assert {(one.rounds, one.ran) for one in launches} == {(1, 1), (1, 0), (most, most), (most, 1)}
     compare(lowered, [1], launches)
 
 
