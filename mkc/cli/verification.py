@@ -296,7 +296,7 @@ def _compared(
     """`new` are decisions of an edited text that the generated one does not make."""
     problem = next(_differences(program, launches), None)
     if problem is not None:
-        return _checked_alone(program, launches, problem, same=same)
+        return _checked_alone(program, launches, problem + _decides(new), same=same)
     first, *others = launches
     ground = f"{sum(map(len, first.events))} traced events of all ranks"
     if same:
@@ -307,10 +307,15 @@ def _compared(
         f"an edited text; its arithmetic is not proven: {ground}, and {more} of rank 0 in "
         f"{len(others)} kinds of launches, are those that were proven"
     )
-    if new:
-        ground += f". Other launches are not known: it decides by {'; '.join(new[:MOST_DECISIONS])}"
-        ground += ", which the generated kernel does not"
+    ground += _decides(new)
     return Verdict(name="kernel", status=FAILS if new else HOLDS, ground=ground)
+
+
+def _decides(new: Sequence[str]) -> str:
+    if not new:
+        return ""
+    some = "; ".join(new[:MOST_DECISIONS])
+    return f". Other launches may go another way: the generated kernel does not decide by {some}"
 
 
 def _differences(program: Program, launches: Sequence[Launch]) -> Iterator[str]:

@@ -10,6 +10,8 @@ from mkc.errors.base import MkcError
 from mkc.errors.base import Place
 from mkc.errors.base import sentence
 
+MOST_NAMES = 8  # of tensors, or of their prefixes, in a line
+
 
 class CheckpointError(MkcError):
     """A checkpoint that is not there or has no weights that mkc reads."""
@@ -33,17 +35,40 @@ class SafetensorsError(MkcError):
 
 
 class CheckpointMismatchError(MkcError):
-    """The tensors of a checkpoint are not those of the model; all differences are listed."""
+    """The tensors of a checkpoint are not those of the model; all differences are listed.
+
+    Tensors that the model does not name are no difference, but say what may be there instead.
+    """
 
     code: ClassVar[str] = "E302"
 
-    def __init__(self, *, name: Place, model: str, differences: Sequence[str]) -> None:
+    def __init__(
+        self, *, name: Place, model: str, differences: Sequence[str], extra: Sequence[str] = ()
+    ) -> None:
         lines = "".join(f"\n  {one}" for one in differences)
+        if extra:
+            lines += f"\n  not named by the model: {_summarised(extra)}"
         super().__init__(
             f"checkpoint {name} does not fit model '{model}'; all differences ({len(differences)}) "
             f"are below. Use the config.json that came with the checkpoint, or a checkpoint of the "
             f"model.{lines}"
         )
+
+
+def _summarised(names: Sequence[str]) -> str:
+    """Tensor names, or where they are many the longest prefixes that are few, with counts."""
+    found = ""
+    for depth in range(1, 1 + max(one.count(".") + 1 for one in names)):
+        groups: dict[str, list[str]] = {}
+        for one in sorted(names):
+            groups.setdefault(".".join(one.split(".")[:depth]), []).append(one)
+        if len(groups) > MOST_NAMES:
+            break
+        found = ", ".join(
+            members[0] if len(members) == 1 else f"{prefix}.* ({len(members)})"
+            for prefix, members in groups.items()
+        )
+    return found or f"{len(names)} tensors, such as {', '.join(sorted(names)[:3])}"
 
 
 class ScaleByteError(MkcError):

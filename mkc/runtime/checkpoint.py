@@ -188,7 +188,10 @@ class Checkpoint:
             differences.update(f"extra: {name}" for name in extra)
         if differences:
             raise CheckpointMismatchError(
-                name=self.name, model=graph.name, differences=sorted(differences)
+                name=self.name,
+                model=graph.name,
+                differences=sorted(differences),
+                extra=() if strict else extra,
             )
         return CheckReport(extra=tuple(extra), converted=tuple(sorted(converted)))
 

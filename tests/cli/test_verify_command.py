@@ -166,7 +166,7 @@ def test_an_edited_kernel_with_a_wait_in_some_launches(verify: Verify, kernel: P
     assert done.status == 1
     verdict = done.verdicts["kernel"]
     assert verdict["status"] == "fails"
-    assert "decides by eq(get(" in verdict["ground"]
+    assert "the generated kernel does not decide by eq(get(" in verdict["ground"]
     assert verdict["issues"] == []
 
 
@@ -182,7 +182,7 @@ def test_an_edited_kernel_with_a_wait_in_a_traced_launch(verify: Verify, kernel:
 
 
 def test_a_harmless_edit_of_the_order(verify: Verify, kernel: Path) -> None:
-    """The vectors are waited for later, still before they are read. Both ranks exchange as before."""
+    """Vectors are waited for later, still before they are read; both ranks exchange as before."""
     wait, embed = "    support.stream_wait(m.page_top, c.page_top)\n", "    c = p00_embed(m, c)\n"
     edit(kernel, wait + embed, embed + wait)
     done = verify("--kernel", str(kernel), "--no-aot")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from mkc.cli.lookup import registered_models
 from mkc.cli.main import load_command
 from mkc.targets import load_target
 
@@ -100,6 +101,12 @@ def test_jobset_command(job: dict[str, Any]) -> None:
     volumes = {one["name"]: one for one in job["template"]["spec"]["volumes"]}
     assert volumes[mounts["/weights"]]["persistentVolumeClaim"]["readOnly"]
     assert set(mounts.values()) == set(volumes)
+
+
+def test_jobset_names_a_model_that_there_is() -> None:
+    """In its comment, which says how the packed weights are made."""
+    (named,) = re.findall(r"mkc pack (\S+)", JOBSET.read_text())
+    assert named in registered_models()
 
 
 def test_jobset_probes(job: dict[str, Any]) -> None:

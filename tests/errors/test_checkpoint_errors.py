@@ -24,6 +24,7 @@ from mkc.runtime.checkpoint import Checkpoint
 from mkc.runtime.container import pack
 from mkc.runtime.layout import rank_file
 from tests.errors.command import Command
+from tests.errors.expect import refused
 from tests.goldens import golden_case
 from tests.passes.lowering import lowered
 from tests.runtime.checkpoints import write_checkpoint
@@ -91,6 +92,29 @@ def test_a_checkpoint_of_another_model(command: Command, weights: Path) -> None:
         "wrong type: model.language_model.norm.weight is I32[7], expected bf16[256]",
         argv=ARGV,
     )
+
+
+def test_tensors_under_other_names(command: Command, weights: Path) -> None:
+    """What the checkpoint has instead is said too: by name, or by prefix where it is a lot."""
+    stored: dict[str, Any] = dict(golden_case(NAME).weights())
+    stored["head.weight"] = stored.pop("lm_head.weight")
+    stored["model.norm.weight"] = stored.pop("model.language_model.norm.weight")
+    rmtree(weights)
+    write_checkpoint(weights, NAME, weights=stored)
+    said = "\n  not named by the model: head.weight, model.norm.weight\n"
+    command.refused(CheckpointMismatchError, "all differences (2)", said, argv=ARGV)
+    renamed = {name.replace("language_model.", ""): one for name, one in stored.items()}
+    write_checkpoint(weights, NAME, weights=renamed)
+    layers = [one for one in renamed if one.startswith("model.layers.")]
+    said = (
+        "\n  not named by the model: head.weight, model.embed_tokens.weight, "
+        f"model.layers.* ({len(layers)}), model.norm.weight\n"
+    )
+    command.refused(CheckpointMismatchError, said, argv=ARGV)
+    with refused(CheckpointMismatchError, "not named by the model: 9 tensors, such as a0, a1, a2"):
+        raise CheckpointMismatchError(
+            name="c", model="m", differences=["missing: b"], extra=[f"a{n}" for n in range(9)]
+        )
 
 
 def test_an_extra_tensor_when_none_is_allowed(command: Command, weights: Path) -> None:

@@ -136,7 +136,8 @@ def test_every_difference_is_listed_at_once(tmp_path: Path) -> None:
         checkpoint.check(graph)
     message = str(raised.value)
     assert f"all differences ({len(expected)})" in message
-    assert len(message.splitlines()) == len(expected) + 1
+    assert len(message.splitlines()) == len(expected) + 2
+    assert message.endswith("\n  not named by the model: model.visual.patch.weight")
     for line in expected:
         assert line in message
     with pytest.raises(CheckpointMismatchError, match="extra: model.visual.patch.weight"):

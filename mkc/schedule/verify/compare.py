@@ -24,8 +24,8 @@ from mkc.schedule.verify.events import Write
 from mkc.schedule.verify.issue import CODES
 from mkc.schedule.verify.issue import Issue
 from mkc.schedule.verify.memory import Memory
-from mkc.schedule.verify.protocol import Kernel
 from mkc.schedule.verify.proof import MOST_ISSUES
+from mkc.schedule.verify.protocol import Kernel
 from mkc.schedule.verify.ranks import Ranks
 
 type Spans = dict[tuple[str, Index], list[tuple[int, int]]]
