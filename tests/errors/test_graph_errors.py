@@ -204,7 +204,9 @@ def test_unknown_dtype() -> None:
         mkc.param("half.weight", [HIDDEN], "f16")  # dtype
         return mkc.next_token(embedded(step), table())
 
-    with refused(ParamNameError, line("dtype"), "'half.weight'", "'f16'", "bf16, e2m1x2, e8m0, f32, i32"):
+    with refused(
+        ParamNameError, line("dtype"), "'half.weight'", "'f16'", "bf16, e2m1x2, e8m0, f32, i32"
+    ):
         trace(decoder)
 
 
