@@ -22,7 +22,7 @@ from mkc.plan.weights import find_decisions
 from mkc.plan.weights import weigh
 
 if TYPE_CHECKING:
-    from mkc.plan.what_if import Alternative
+    from mkc.cli.what_if import Alternative
 
 MEGABYTE = 1_000_000
 
@@ -60,7 +60,7 @@ def explain_command(
 
 def _others(plan: PlanFolder, found: tuple[Weighed, ...]) -> dict[str, tuple[Alternative, ...]]:
     """What other options would give, by decision."""
-    from mkc.plan.what_if import WhatIf  # imports JAX
+    from mkc.cli.what_if import WhatIf  # imports JAX
 
     answers = WhatIf(plan)
     return {one.decision.id: answers.alternatives(one.decision) for one in found}
