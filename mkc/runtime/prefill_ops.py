@@ -95,14 +95,16 @@ def _delta_chunk(
 
     keys, queries = per_value_head(k), per_value_head(q)
 
-    def likeness(x: Array) -> Array:
-        """Products of x [L, key heads, C, dk] with the keys, decayed: [L, value heads, C, C]."""
+    def likeness(x: Array, scale: Array | float = 1.0) -> Array:
+        """`scale` times products of x [L, key heads, C, dk] with the keys, decayed: [L, value
+        heads, C, C].
+        """
         if decay.ndim == beta.ndim:
-            return per_value_head(product(x, jnp.swapaxes(k, -1, -2))) * kept[..., 0]
+            return scale * per_value_head(product(x, jnp.swapaxes(k, -1, -2))) * kept[..., 0]
         pairs = per_value_head(x)[..., :, None, :] * keys[..., None, :, :]
-        return jnp.sum(pairs * kept, axis=-1)
+        return scale * jnp.sum(pairs * kept, axis=-1)
 
-    system = jnp.where(row > column, beta[..., None] * likeness(k), 0.0)
+    system = jnp.where(row > column, likeness(k, beta[..., None]), 0.0)
     factor = jnp.exp(total)
     wanted = beta[..., None] * (v - product(keys * factor, memory))
     correction = lax.linalg.triangular_solve(

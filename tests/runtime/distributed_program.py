@@ -37,7 +37,7 @@ def generate(backend: Backend) -> dict[str, Any]:
     generator = Generator(backend, prefix_cache=cache)
     requests = [
         Request(tokens=[3, 1, 4, 1, 5], max_tokens=9),
-        Request(tokens=SHARED, sampling=SamplingParams(temperature=0.8, top_p=0.95, seed=5)),
+        Request(tokens=SHARED, sampling=SamplingParams(temperature=0.8, top_p=0.95, seed=7)),
         Request(tokens=[7] * 17, sampling=SamplingParams(temperature=1.2, seed=6, alternatives=2)),
         Request(tokens=[*SHARED, 9], max_tokens=12),
     ]

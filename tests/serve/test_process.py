@@ -36,7 +36,7 @@ from tests.serve.running import fake_model
 from tests.serve.running import opening
 from tests.serve.running import running
 from tests.serve.running import until
-from tests.serve.test_engine import Steps
+from tests.serve.test_serving_engine import Steps
 
 BODY = {"prompt": "hello", "max_tokens": 20, "ignore_eos": True}
 
