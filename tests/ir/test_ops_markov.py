@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 from numpy.typing import NDArray
+from scipy.stats import chisquare
 
 from mkc.errors import ShapeError
 from mkc.ir import ops_markov
@@ -123,15 +124,19 @@ def test_emitted_tokens_have_the_targets_distribution_for_every_cut(drafts: int)
     given = (np.full(rows, 0.8, np.float32), none[:rows], all_[:rows], np.zeros(rows, np.float32))
     p = np.asarray(distribution(jnp.asarray(logits[:rows]), *map(jnp.asarray, given)))
     shown = np.asarray(emitted).reshape(batch, rows)
-    first = np.bincount(shown[:, 0], minlength=vocab) / batch
-    # Three standard deviations of a frequency are 3 sqrt(1 / 4 / 4096).
-    assert np.abs(first - p[0]).max() < 0.024
+    assert same_distribution(shown[:, 0], p[0])
+    assert not same_distribution(shown[:, 0], p[0] ** 0.8)  # of a temperature of 1
     assert (np.asarray(count) <= 1 + drafts).all()
     went_on = shown[np.asarray(count) >= 2, 1]
     if drafts:
         assert len(went_on) == pytest.approx(batch * p[0, 2], rel=0.2)
-        second = np.bincount(went_on, minlength=vocab) / len(went_on)
-        assert np.abs(second - p[1]).max() < 1.5 / np.sqrt(len(went_on))
+        assert same_distribution(went_on, p[1])
+
+
+def same_distribution(drawn: NDArray[Any], p: NDArray[Any]) -> bool:
+    """Pearson's test: one in ten thousand fair draws is told apart wrongly."""
+    found, wide = np.bincount(drawn, minlength=len(p)), p.astype(np.float64)
+    return bool(chisquare(found, wide / wide.sum() * len(drawn)).pvalue > 1e-4)
 
 
 def test_operands_that_do_not_fit() -> None:

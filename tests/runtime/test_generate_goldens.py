@@ -115,9 +115,13 @@ def test_a_sequence_is_the_same_alone_and_among_others(backend: Backend) -> None
         assert joined(mine) == joined(deltas)
 
 
-def joined(deltas: list[Delta]) -> tuple[list[int], list[Any]]:
-    tokens = [token for one in deltas for token in one.tokens]
-    return tokens, [entry for one in deltas for entry in (*one.logprobs, *one.alternatives)]
+def joined(deltas: list[Delta]) -> tuple[list[int], list[Any], list[Any]]:
+    """What a sequence emitted, however many tokens came with one delta."""
+    return (
+        [token for one in deltas for token in one.tokens],
+        [entry for one in deltas for entry in one.logprobs],
+        [entry for one in deltas for entry in one.alternatives],
+    )
 
 
 @on(BACKENDS)
