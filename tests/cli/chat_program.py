@@ -17,14 +17,18 @@ from tests.cli.answers import CONTEXT
 from tests.cli.answers import Answers
 
 ANSWER = "so\n</think>\n\none two three four five six seven<|end|>"
-SECONDS = 0.1  # per token
+SECONDS = 0.02  # per token
+ASKED, SAID = "Xmat", "three"  # after this, in the answer to that, a person has time to interrupt
+SLOW_SECONDS = 2.0
 
 
 class SlowAnswers(Answers):
-    """Gives a person the time to interrupt."""
+    """Gives a person the time to interrupt the answer to one question."""
 
     def say(self, history: Sequence[int]) -> Array:
-        sleep(SECONDS)
+        _, asked, answer = self._tokenizer.decode(history).rpartition(ASKED)
+        slow = bool(asked) and SAID in answer
+        sleep(SLOW_SECONDS if slow else SECONDS)
         return super().say(history)
 
 
