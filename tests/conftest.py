@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-pytest_plugins = ["tests.golden.fixture"]
+pytest_plugins = ["tests.golden.fixture", "tests.crashes"]
 
+MOST_RESIDENT = 2 << 30  # bytes of a worker; two of them and a compiler fit a small machine
 VIRTUAL_DEVICES = 8  # the largest mesh that the tests simulate on the CPU
 
 XLA_FLAGS = (
@@ -35,3 +38,14 @@ def _same_random_numbers() -> None:
         random = getattr(module, "RANDOM", None) if name.startswith("tests.") else None
         if isinstance(random, np.random.Generator):
             random.bit_generator.state = _STATES.setdefault(name, random.bit_generator.state)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _bounded_memory() -> Iterator[None]:
+    """Compiled programs of a module are let go when they have become many."""
+    yield
+    with open("/proc/self/statm", encoding="ascii") as file:
+        resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    if resident > MOST_RESIDENT and "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()
+        gc.collect()
