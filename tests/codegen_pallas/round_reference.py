@@ -7,14 +7,19 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
+from mkc.ir import reference_experts
+from mkc.ir import reference_markov
+from mkc.ir import reference_mixing
 from mkc.ir import reference_spec
 from mkc.ir.facets import REFERENCE
 from mkc.ir.ops import Op
 from mkc.ir.reference_ops import OpContext
 from mkc.ir.types import DType
 from mkc.ir.types import TensorType
+from mkc.ir.types import axis
 
-assert reference_spec  # registers the operations
+# Each registers its operations.
+assert reference_experts and reference_markov and reference_mixing and reference_spec
 
 
 def meaning(
@@ -25,19 +30,23 @@ def meaning(
     positions: np.ndarray | None = None,
     batch: int = 1,
     dtype: DType = DType.BF16,
+    shape: Sequence[int] = (),
+    operand_dtype: DType = DType.BF16,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Results and new states; `dtype` is that of a rounded result.
 
     Args:
       positions: i32 [batch * T], negative ones are padding; None when no row is.
+      shape: of the result, for operations that ask.
+      operand_dtype: of the first operand, for operations that round to it.
     """
     function = REFERENCE.find(op)
     assert function is not None, f"{op} has no meaning"
     valid = None if positions is None else jnp.asarray(positions).reshape(batch, -1) >= 0
     context = OpContext(
         rounding="reference",
-        operand_types=(),
-        result_types=(TensorType(dtype=dtype, axes=()),),
+        operand_types=(TensorType(dtype=operand_dtype, axes=()),),
+        result_types=(TensorType(dtype=dtype, axes=tuple(map(axis, shape))),),
         valid=valid,
     )
     arrays = [jnp.asarray(one) for one in operands]

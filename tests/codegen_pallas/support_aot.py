@@ -1,7 +1,8 @@
 """Compiles the support functions at full size for a real TPU topology, without a TPU.
 
-`python -m tests.codegen_pallas.support_aot TOPOLOGY` prints one JSON line per kernel: its name,
-instruction bundles and error, if any. A process of its own, because libtpu reads its options once.
+`python -m tests.codegen_pallas.support_aot TOPOLOGY FAMILY` prints one JSON line per kernel: its
+name, instruction bundles and error, if any. A process of its own, because libtpu reads its options
+once.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from typing import Any
 
 from tests.codegen_pallas.aot_case import Case
 from tests.codegen_pallas.aot_case import types
+from tests.codegen_pallas.support_aot_experts import expert_cases
+from tests.codegen_pallas.support_aot_markov import markov_case
+from tests.codegen_pallas.support_aot_mixing import mixing_cases
 from tests.codegen_pallas.support_aot_rounds import round_cases
 from tests.codegen_pallas.support_aot_sampling import sampling_cases
 
@@ -51,6 +55,14 @@ def cases(ranks: int) -> list[Case]:
         *round_cases(ranks),
         *sampling_cases(ranks),
     ]
+
+
+def mixture_cases(ranks: int) -> list[Case]:
+    """Every support function that only mixtures of experts, their attention and drafters have."""
+    return [*mixing_cases(), *expert_cases(), markov_case(ranks)]
+
+
+FAMILIES = {"dense": cases, "mixtures": mixture_cases}
 
 
 def tape_case() -> Case:
@@ -474,8 +486,8 @@ def compile_case(case: Case, mesh: Any) -> None:
     jax.jit(sharded, donate_argnums=tuple(case.aliases)).lower(*operands).compile()
 
 
-def main(topology: str, wanted: str = "") -> None:
-    """Compiles every kernel whose name contains `wanted` and prints what became of it."""
+def main(topology: str, family: str = "dense", wanted: str = "") -> None:
+    """Compiles every kernel of a family whose name contains `wanted`, and prints the outcome."""
     with tempfile.TemporaryDirectory() as dump:
         os.environ["JAX_PLATFORMS"] = "cpu"
         os.environ["TPU_SKIP_MDS_QUERY"] = "1"
@@ -490,7 +502,7 @@ def main(topology: str, wanted: str = "") -> None:
 
         devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
         mesh = Mesh(numpy.array(devices), ("tp",))
-        for case in cases(len(devices)):
+        for case in FAMILIES[family](len(devices)):
             if wanted not in case.name:
                 continue
             result: dict[str, Any] = {"name": case.name, "bundles": 0, "error": None}

@@ -16,8 +16,11 @@ from mkc.passes.pipeline import Lowered
 from mkc.passes.pipeline import Pipeline
 from mkc.runtime.kernel import load_module
 from mkc.schedule.program import MatmulPhase
+from mkc.spec import plain_round
 from mkc.targets import load_target
+from models.qwen38 import MODEL
 from tests.draft_goldens import golden_round
+from tests.goldens import golden_case
 from tests.passes.lowering import TARGET
 
 
@@ -46,6 +49,22 @@ def test_every_kernel_loads(ranks: int, batch: int, rounds: int) -> None:
     assert (module.SPEC.rounds, module.SPEC.rows_per_sequence) == (rounds, 8)
     roles = [one.role for one in module.SPEC.operands]
     assert roles[:6] == ["tokens", "positions", "kept", "rounds", "budgets", "stop_ids"]
+
+
+@pytest.mark.parametrize(("ranks", "batch"), [(1, 2), (2, 1)])
+def test_rounds_without_drafts_compile(ranks: int, batch: int, tmp_path: Path) -> None:
+    """One row for each sequence: products with a single key, and with a single column."""
+    pipeline = Pipeline(shard=Shard(ranks=ranks), lower=Lower(logits=True, rounds=4))
+    config = golden_case("qwen38_lane").meta["config"]
+    graph = plain_round(MODEL, config, batch=batch, context=128).graph
+    one = pipeline.run(graph, load_target(TARGET))
+    kernel = tmp_path / "kernel.py"
+    kernel.write_text(kernel_source(one.program, one.steps, target=load_target(TARGET)))
+    module = load_module(kernel.read_text())
+    assert (batch, 1) == (module.BATCH, module.ROWS_PER_SEQUENCE)
+    result = compile_ahead(kernel, topology=TARGET)
+    assert result.error is None
+    assert (result.custom_calls, result.other_ops) == (1, ())
 
 
 def test_the_name_says_what_it_is() -> None:

@@ -49,11 +49,15 @@ BUNDLES = {
 
 @functools.cache
 def compiled(topology: str) -> dict[str, dict[str, Any]]:
+    return compile_all(topology, "dense")
+
+
+def compile_all(topology: str, family: str) -> dict[str, dict[str, Any]]:
     """What became of every kernel, by name; one process per topology."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop("XLA_FLAGS", None)
     child = subprocess.run(
-        [sys.executable, "-m", "tests.codegen_pallas.support_aot", topology],
+        [sys.executable, "-m", "tests.codegen_pallas.support_aot", topology, family],
         cwd=ROOT,
         env=environment,
         capture_output=True,

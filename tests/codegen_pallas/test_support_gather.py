@@ -34,14 +34,15 @@ def test_columns_come_in_rank_order(ranks: int, columns: int, mode: Mode) -> Non
         def step(index: jax.Array, carry: jax.Array) -> jax.Array:
             for parity, receive in enumerate((even, odd)):
                 exchange = 2 * index + parity
-                out[exchange] = s.all_gather(
-                    x[...] + exchange.astype(jnp.float32),
+                (gathered,) = s.all_gather(
+                    (x[...] + exchange.astype(jnp.float32),),
                     send=send,
                     receive=receive,
                     send_sem=sems.at[2],
                     receive_sem=sems.at[parity],
                     ranks=ranks,
                 )
+                out[exchange] = gathered
             return carry
 
         lax.fori_loop(0, STEPS, step, jnp.int32(0))
@@ -64,3 +65,40 @@ def test_columns_come_in_rank_order(ranks: int, columns: int, mode: Mode) -> Non
     for exchange in range(2 * STEPS):
         expected = (together + exchange).astype(ml_dtypes.bfloat16).astype(np.float32)
         assert (found[:, exchange] == expected).all(), "every rank has all columns"
+
+
+@pytest.mark.parametrize(("ranks", "widths"), [(2, (28, 112)), (4, (128, 8, 3))])
+def test_several_values_travel_together_in_f32(ranks: int, widths: tuple[int, ...]) -> None:
+    """Each comes out by itself, with all its bits."""
+    x = np.random.default_rng(ranks).standard_normal((ranks, ROWS, sum(widths))).astype(np.float32)
+    starts = np.cumsum((0, *widths))
+    padded = -(-sum(widths) // 128) * 128
+
+    def body(x: Any, out: Any, send: Any, receive: Any, sems: Any) -> None:
+        s.entry_barrier(ranks)
+        value = x[...]
+        found = s.all_gather(
+            [value[:, a:b] for a, b in zip(starts, starts[1:], strict=False)],
+            send=send,
+            receive=receive,
+            send_sem=sems.at[0],
+            receive_sem=sems.at[1],
+            ranks=ranks,
+        )
+        out[...] = jnp.concatenate(found, axis=1)
+
+    (found,) = run_ranks(
+        body,
+        operands=[(x, VMEM)],
+        results=[((ROWS, ranks * sum(widths)), jnp.float32, VMEM)],
+        scratch=[
+            VMEM((ROWS, padded), jnp.float32),
+            VMEM((ranks, ROWS, padded), jnp.float32),
+            pltpu.SemaphoreType.DMA((2,)),
+        ],
+        barrier=True,
+        mode=Mode.LATE,
+    )
+    parts = [x[:, :, a:b] for a, b in zip(starts, starts[1:], strict=False)]
+    expected = np.concatenate([np.concatenate(list(one), axis=1) for one in parts], axis=1)
+    assert (found == expected).all()

@@ -32,6 +32,7 @@ SEQUENCES = [
     pytest.param(8, [9] * 9, [8] * 9, list(range(9)), id="every count"),
     pytest.param(8, [0, -1, 7], [8, 0, 3], [0, 8, 3], id="padding and rest"),
     pytest.param(3, [5, -1, 6], [3, 0, 1], [3, 2, 1], id="short blocks"),
+    pytest.param(1, [5, -1, 6], [1, 0, 1], [1, 1, 0], id="single rows"),
 ]
 
 

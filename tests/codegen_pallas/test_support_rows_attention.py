@@ -194,6 +194,7 @@ def test_every_position_of_a_tile(first: int) -> None:
         pytest.param(8, 10, 1, 16, 2, Mode.GENERIC, id="many heads"),
         pytest.param(3, 6, 2, 16, 2, Mode.LATE, id="short blocks"),
         pytest.param(16, 2, 2, 16, 2, Mode.LATE, id="long blocks"),
+        pytest.param(1, 4, 2, 16, 2, Mode.LATE, id="single rows"),
     ],
 )
 def test_plain_attention_of_rows(
@@ -201,7 +202,7 @@ def test_plain_attention_of_rows(
 ) -> None:
     """No row before the first one, no draft, rest, and the end of the context."""
     firsts = [0, 33, -1, CONTEXT - rows, CONTEXT - 2]
-    entering = [rows, 1, 0, rows, 2]
+    entering = [rows, 1, 0, rows, min(rows, 2)]
     sizes = {"rows": rows, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
     check(firsts, entering, None, slots=slots, mode=mode, **sizes)
 

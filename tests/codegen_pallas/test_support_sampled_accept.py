@@ -123,6 +123,22 @@ def told() -> Drawn:
     )
 
 
+def masked(drawn: Drawn, *, allowed: int) -> Drawn:
+    """At most so many tokens of each row are allowed, often the draft behind it is one of them.
+
+    Everything is allowed in a quarter of the rows, a single token in another one.
+    """
+    random = np.random.default_rng(6)
+    cases, rows, vocab = drawn.logits.shape
+    some = random.integers(1, vocab, (cases, rows, allowed))
+    some[:, :, 0] = np.where(random.random((cases, rows)) < 0.6, np.roll(drawn.tokens, -1, 1), 0)
+    kind = random.integers(0, 4, (cases, rows, 1))
+    some = np.where(kind == 0, some[:, :, :1], some)
+    mask = np.zeros(drawn.logits.shape, bool)
+    np.put_along_axis(mask, some, True, axis=2)
+    return replace(drawn, logits=np.where(mask | (kind == 1), drawn.logits, np.float32(-np.inf)))
+
+
 @cache
 def launched() -> dict[str, tuple[Drawn, Results]]:
     """All of the following, by name, with what the kernel made of it."""
@@ -130,6 +146,7 @@ def launched() -> dict[str, tuple[Drawn, Results]]:
         "mixed": random_drawn(cases=100, options=mixed, **SHAPE),
         "combinations": random_drawn(cases=18, options=every_combination, number=4, **SHAPE),
         "flat": random_drawn(cases=6, options=flat_options, spread=0.01, number=5, **SHAPE),
+        "masked": masked(random_drawn(cases=50, options=mixed, number=7, **SHAPE), allowed=30),
         "unneeded": unneeded_row(),
         "told": told(),
     }
@@ -169,6 +186,13 @@ def test_flat_rows_are_undecided_where_filters_need_more() -> None:
     np.testing.assert_array_equal(last[:, 3:], wanted[2][:, 3:])
 
 
+def test_masked_tokens_are_never_drawn() -> None:
+    """Fewer tokens than are looked at, so that every row which is masked is decided."""
+    drawn, found = launched()["masked"]
+    assert_same(drawn, found, undecided=0.03)
+    assert (np.bincount(found[1].reshape(-1), minlength=5)[:4] > 0).all()
+
+
 def test_a_row_that_is_not_needed_need_not_be_decided() -> None:
     _, (_, count, last) = launched()["unneeded"]
     assert (count == 1).all()
@@ -192,10 +216,17 @@ def test_drafts_may_be_certain() -> None:
 
 @pytest.mark.parametrize(("ranks", "mode"), [(2, Mode.LATE), (3, Mode.EAGER), (4, Mode.LATE)])
 def test_tokens_do_not_depend_on_the_ranks(ranks: int, mode: Mode) -> None:
-    """Several cases in one launch, so that every buffer is used again."""
-    drawn = random_drawn(
-        cases=5, batch=3, length=3, vocab=80 * ranks, candidates=5, options=mixed, number=ranks
+    """Several cases in one launch, so that every buffer is used again.
+
+    In half of them few tokens are allowed, in many rows none of some rank.
+    """
+    shape: dict[str, Any] = {"batch": 3, "length": 3, "vocab": 80 * ranks, "candidates": 5}
+    plain, other = (
+        random_drawn(cases=4, options=mixed, number=number, **shape)
+        for number in (ranks, 10 + ranks)
     )
+    drawn = joined([plain, masked(other, allowed=3)])
+    assert (drawn.logits[:, :, :80] == -np.inf).all(2).any(), "no rank has nothing"
     found = run_accept(drawn, ranks=ranks, listed=LISTED // ranks, mode=mode)
     assert_same(drawn, found, undecided=0.1)
 

@@ -59,7 +59,7 @@ def found_by_kernel(
         pytest.param(8, 8, 300, 44, 250, 16, id="eight ranks"),
     ],
 )
-@pytest.mark.parametrize("kind", ["ties", "distinct", "one lane"])
+@pytest.mark.parametrize("kind", ["ties", "distinct", "one lane", "masked"])
 def test_top_k(
     ranks: int, rows: int, width: int, start: int, valid: int, k: int, kind: str
 ) -> None:
@@ -69,6 +69,9 @@ def test_top_k(
         logits = random.geometric(0.5, size=logits.shape).astype(np.float32)
     if kind == "one lane":  # where the search looks at many columns, one behind the other
         logits[:, :, start + 5 :: 256] += 10
+    if kind == "masked":  # fewer than k are left, of some rows in one rank only
+        logits[:, :, start + 3 :] = -np.inf
+        logits[1:, ::2] = -np.inf
     logits[:, :, start + valid :] = np.inf  # must not count
     logits[:, :, :start] = np.inf
     everywhere = np.concatenate(list(logits[:, :, start : start + valid]), axis=1)
@@ -76,7 +79,9 @@ def test_top_k(
     values, ids = found_by_kernel(logits, k=k, start=start, valid=valid)
     for rank in range(ranks):
         np.testing.assert_array_equal(values[rank], expected)
-        np.testing.assert_array_equal(ids[rank], columns)
+        there = expected > -np.inf
+        np.testing.assert_array_equal(ids[rank][there], columns[there])
+        assert (ids[rank] >= 0).all(), "columns decide addresses"
 
 
 def test_columns_exist_where_there_are_no_numbers() -> None:

@@ -1,0 +1,108 @@
+"""Residual streams that were stored, and their mixture; see `mkc.ir.ops_mixing`.
+
+Blocks are one buffer, slot s of width n at lanes s * n. How many are stored is the same for all
+rows and known at run time only: a view of i32 whose every element is that number. What slots that
+were never written hold may be NaN; it is never part of a product.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from mkc.codegen_pallas.support.refs import Scalar
+from mkc.codegen_pallas.support.refs import View
+from mkc.codegen_pallas.support.vector import join
+
+
+def clear_blocks(count: View) -> None:
+    """Nothing is stored.
+
+    Args:
+      count: `[R, n]` i32.
+    """
+    count.store(jnp.zeros((count.ref.shape[0], count.width), jnp.int32))
+
+
+def store_block(blocks: View, count: View, x: jax.Array, *, slots: int) -> None:
+    """Stores `x` behind the stored blocks, in place.
+
+    Args:
+      blocks: `[R, slots * n]` f32.
+      count: `[R, m]` i32, less than `slots` in every element.
+      x: `[R, n]` f32.
+    """
+    width = x.shape[1]
+    number = count.load()
+    for slot in range(slots):
+        place = blocks.lanes(slot * width, width)
+        here = jnp.broadcast_to(number[:, 0:1], x.shape) == slot
+        place.store(jnp.where(here, x, place.load()))
+    count.store(number + 1)
+
+
+def mix_blocks(
+    blocks: View,
+    count: View,
+    x: jax.Array,
+    norm: jax.Array,
+    projection: jax.Array,
+    *,
+    slots: int,
+    eps: float,
+) -> jax.Array:
+    """The stored blocks and `x`, weighted by the softmax of their scores: `[R, n]`, not rounded.
+
+    The score of v is `sum(v * norm * projection) * rsqrt(mean(v^2) + eps)`.
+
+    Args:
+      blocks: `[R, slots * n]` f32, as they were stored.
+      count: `[R, m]` i32.
+      x: `[R, n]` f32.
+      norm: `[1, n]` f32, as is `projection`.
+    """
+    width = x.shape[1]
+    factor = norm * projection
+    number = count.load()[:, 0:1]
+
+    def block(slot: int) -> jax.Array:
+        return blocks.lanes(slot * width, width).load()
+
+    def score(v: jax.Array) -> jax.Array:
+        mean_square = jnp.sum(v * v, axis=1, keepdims=True) / width
+        return jnp.sum(v * factor, axis=1, keepdims=True) * lax.rsqrt(mean_square + eps)
+
+    # The choice of a score is behind its sums: a NaN stays in the slot's own lane.
+    scores = [jnp.where(slot < number, score(block(slot)), -jnp.inf) for slot in range(slots)]
+    weights = _softmax(join([*scores, score(x)]))
+    total = x * weights[:, slots : slots + 1]
+    for slot in range(slots):
+        there = jnp.broadcast_to(slot < number, x.shape)
+        total = total + jnp.where(there, block(slot) * weights[:, slot : slot + 1], 0.0)
+    return total
+
+
+def _softmax(scores: jax.Array) -> jax.Array:
+    """Over the lanes of `[R, n]`; the last one is finite."""
+    weights = jnp.exp(scores - jnp.max(scores, axis=1, keepdims=True))
+    return weights / jnp.sum(weights, axis=1, keepdims=True)
+
+
+def scale_heads(x: jax.Array, factors: jax.Array, *, heads: int, first: Scalar) -> jax.Array:
+    """Every head of `x` times its own factor; not rounded.
+
+    Args:
+      x: `[R, heads * n]` f32.
+      factors: `[1, m]` f32, those of all ranks; what lies behind the last one means nothing.
+      first: the factor of the first head, which may be a run-time value.
+    """
+    size = x.shape[1] // heads
+    lane = lax.broadcasted_iota(jnp.int32, factors.shape, 1)
+
+    def one_head(head: int) -> jax.Array:
+        mine = jnp.where(lane == first + head, factors, 0.0)
+        factor = jnp.sum(mine, axis=1, keepdims=True)
+        return x[:, head * size : (head + 1) * size] * factor
+
+    return join([one_head(head) for head in range(heads)])

@@ -1,0 +1,84 @@
+"""Residual blocks and scaled heads against their reference meaning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mkc.codegen_pallas import support as s
+from mkc.ir.ops_mixing import MixBlocks
+from mkc.ir.ops_mixing import ScaleHeads
+from mkc.ir.ops_mixing import StoreBlock
+from mkc.ir.types import DType
+from tests.codegen_pallas.round_reference import meaning
+from tests.codegen_pallas.support_run import SMEM
+from tests.codegen_pallas.support_run import VMEM
+from tests.codegen_pallas.support_run import Mode
+from tests.codegen_pallas.support_run import run
+
+EPS = 1e-5
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "slots", "mode"),
+    [(8, 256, 3, Mode.LATE), (16, 48, 4, Mode.EAGER), (8, 48, 8, Mode.GENERIC)],
+)
+def test_blocks_are_stored_and_mixed(rows: int, width: int, slots: int, mode: Mode) -> None:
+    """A mixture before every store and behind the last one; slots start as NaN."""
+    random = np.random.default_rng(slots)
+    streams = random.normal(size=(slots + 1, rows, width)).astype(np.float32)
+    streams[1] *= 100  # the norm takes that out of the score, and only there
+    norm, projection = random.normal(size=(2, 1, width)).astype(np.float32)
+
+    def body(streams: Any, norm: Any, projection: Any, out: Any, blocks: Any, count: Any) -> None:
+        buffer = s.View(ref=blocks, start=128, width=slots * width)
+        number = s.View(ref=count, start=128, width=128)
+        sizes = {"slots": slots}
+        s.clear_blocks(number)
+        for index in range(slots + 1):
+            x = streams[index]
+            out[index] = s.mix_blocks(
+                buffer, number, x, norm[...], projection[...], eps=EPS, **sizes
+            )
+            if index < slots:
+                s.store_block(buffer, number, x, **sizes)
+
+    (out,) = run(
+        body,
+        operands=[(streams, VMEM), (norm, VMEM), (projection, VMEM)],
+        results=[(streams.shape, jnp.float32, VMEM)],
+        scratch=[VMEM((rows, 128 + slots * width), jnp.float32), VMEM((rows, 256), jnp.int32)],
+        mode=mode,
+    )
+    blocks, count = np.zeros((rows, slots, width), np.float32), np.zeros(rows, np.int32)
+    for index, x in enumerate(streams):
+        operands = (blocks, count, x, norm[0], projection)
+        (expected,), _ = meaning(MixBlocks(eps=EPS), operands, dtype=DType.F32)
+        np.testing.assert_allclose(out[index], expected, rtol=1e-4, atol=1e-5)
+        if index < slots:
+            (blocks, count), _ = meaning(StoreBlock(), (blocks, count, x))
+    np.testing.assert_array_equal(out[0], streams[0])  # bit for bit
+
+
+@pytest.mark.parametrize("first", [0, 6])
+def test_heads_are_scaled(first: int) -> None:
+    random = np.random.default_rng(first)
+    heads, size = 3, 40
+    x = random.normal(size=(8, heads * size)).astype(np.float32)
+    factors = random.normal(size=(1, 12)).astype(np.float32)
+    factors[:, 9:] = np.nan
+
+    def body(first: Any, x: Any, factors: Any, out: Any) -> None:
+        out[...] = s.scale_heads(x[...], factors[...], heads=heads, first=first[0])
+
+    (out,) = run(
+        body,
+        operands=[(np.array([first], np.int32), SMEM), (x, VMEM), (factors, VMEM)],
+        results=[(x.shape, jnp.float32, VMEM)],
+    )
+    operands = (x.reshape(8, heads, size), factors[0, first : first + heads])
+    (expected,), _ = meaning(ScaleHeads(), operands, dtype=DType.F32)
+    np.testing.assert_array_equal(out, expected.reshape(8, -1))
