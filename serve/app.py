@@ -14,8 +14,10 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from mkc.errors import MkcError
+from serve.context import IGNORED
 from serve.context import Server
 from serve.failures import failure
+from serve.gate import REQUEST_ID
 from serve.gate import Gate
 from serve.gate import error_response
 from serve.openapi import describe
@@ -113,7 +115,8 @@ def make_app(server: Server) -> FastAPI:
             CORSMiddleware,
             allow_origins=settings.origins,
             allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type"],
+            allow_headers=["*"],  # the official client for browsers adds some of its own
+            expose_headers=[IGNORED, REQUEST_ID, "Retry-After"],
         )
     return app
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from mkc.errors import ChatOptionError
 from mkc.errors import RequestFieldError
 from mkc.errors import ServedModelError
 from mkc.errors import StopStringError
@@ -172,6 +173,8 @@ def chat_prompt(
     thinking = next(
         (rest.pop(name) for name in ("enable_thinking", "thinking") if name in rest), None
     )
+    if thinking is not None and not isinstance(thinking, bool):
+        raise ChatOptionError(option="enable_thinking", got=thinking, expected="true or false")
     if effort == NO_EFFORT and thinking is None:
         thinking = False
     return model.chat.encode(

@@ -112,6 +112,7 @@ class Engine:
         self._queue: FairQueue[_Sequence] = FairQueue(queue_size)
         self._cancelled: set[Ticket] = set()
         self._running: dict[int, _Sequence] = {}  # by the generator's number; engine's thread only
+        self._joining: _Sequence | None = None  # neither waiting nor running; engine's thread only
         self._slots = 1
         self._tokens = 0  # of all sequences, and how many there were at the last line in the log
         self._tokens_told = 0
@@ -249,10 +250,9 @@ class Engine:
             if self.state is State.LOADING:
                 self.state = State.READY
         while self._wait():
-            arrivals = self._cancel_and_add(generator)
+            self._cancel_and_add(generator)
             if generator.running:
-                arrivals += [self._arrival(one) for one in generator.rounds(self._rounds)]
-            deliver(arrivals)
+                deliver([self._arrival(one) for one in generator.rounds(self._rounds)])
             self.metrics.turn(backend.take_times(), generator)
             self._tell()
 
@@ -285,7 +285,7 @@ class Engine:
                 self._wake.wait()
         return True
 
-    def _cancel_and_add(self, generator: Generator) -> list[tuple[Ticket, Arrival]]:
+    def _cancel_and_add(self, generator: Generator) -> None:
         """Frees the slots of cancelled tickets, and gives free slots to those that wait."""
         with self._wake:
             cancelled, self._cancelled = self._cancelled, set()
@@ -296,16 +296,16 @@ class Engine:
             del self._running[number]
         for _ in range(len(gone) + len(removed)):
             self.metrics.cancelled()
-        refused: list[tuple[Ticket, Arrival]] = []
         while generator.free_slots and (one := self._take()) is not None:
+            self._joining = one
             try:
                 number = generator.add(one.request)
             except MkcError as error:
-                refused.append((one.ticket, error))
-                continue
-            one.added = self._clock()
-            self._running[number] = one
-        return refused
+                deliver([(one.ticket, error)])
+            else:
+                one.added = self._clock()
+                self._running[number] = one
+            self._joining = None
 
     def _take(self) -> _Sequence | None:
         with self._wake:
@@ -345,7 +345,10 @@ class Engine:
         frames = "".join(traceback.format_tb(error.__traceback__))
         log.error("the engine failed with %s\n%s", problem, frames)
         with self._wake:
-            tickets = {one.ticket for one in (*self._queue.clear(), *self._running.values())}
+            joining = [self._joining] if self._joining is not None else []
+            left = (*joining, *self._queue.clear(), *self._running.values())
+            tickets = {one.ticket for one in left}
+            self._joining = None
             self._running.clear()
             self._cancelled.clear()
             self.model, self.state, self.error = None, state, error

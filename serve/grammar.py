@@ -102,6 +102,7 @@ class GrammarConstraint:
 
     def __init__(self, matcher: LLMatcher, *, vocab: int) -> None:
         self._matcher = matcher
+        self._vocab = vocab
         self._words = ceil(vocab / WORD_BITS)
 
     def mask(self) -> Array:
@@ -112,6 +113,9 @@ class GrammarConstraint:
 
     def take(self, token: int) -> None:
         self._matcher.consume_token(token)
+
+    def copy(self) -> GrammarConstraint:
+        return GrammarConstraint(self._matcher.deep_copy(), vocab=self._vocab)
 
 
 def constraint(grammar: str, words: LLTokenizer) -> GrammarConstraint:

@@ -34,6 +34,7 @@ from serve.schemas.chat import ChosenLogprob
 from serve.schemas.chat import TopLogprob
 from serve.schemas.completions import FinishName
 from serve.ticket import Ticket
+from serve.ticket import joined_delta
 
 log = logging.getLogger("mkc.serve")
 
@@ -82,15 +83,15 @@ async def _disconnect(http: HttpRequest) -> None:
 
 def joined_output(deltas: Sequence[Delta]) -> Output:
     """The output that its deltas amount to; the last one has its end."""
-    finish = deltas[-1].finish
-    assert finish is not None
+    whole = joined_delta(deltas)
+    assert whole.finish is not None
     return Output(
-        tokens=tuple(token for one in deltas for token in one.tokens),
-        events=tuple(event for one in deltas for event in one.events),
-        text="".join(one.text for one in deltas),
-        logprobs=tuple(entry for one in deltas for entry in one.logprobs),
-        alternatives=tuple(entry for one in deltas for entry in one.alternatives),
-        finish=finish,
+        tokens=whole.tokens,
+        events=whole.events,
+        text=whole.text,
+        logprobs=whole.logprobs,
+        alternatives=whole.alternatives,
+        finish=whole.finish,
     )
 
 

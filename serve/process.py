@@ -21,6 +21,7 @@ from prometheus_client import disable_created_metrics
 from mkc.errors import MkcError
 from mkc.errors import ServerOptionError
 from serve.app import make_app
+from serve.connection import BoundedConnection
 from serve.context import Server
 from serve.engine import Engine
 from serve.engine import OpenModel
@@ -46,6 +47,7 @@ class Place:
       uds: path of a Unix socket, instead of host and port.
       key_file, certificate, authorities: of TLS; the last one makes clients show a certificate.
       drain_seconds: for running requests after SIGTERM.
+      stall_seconds: for a client to take what has been sent; then its connection ends.
     """
 
     host: str = "127.0.0.1"
@@ -55,6 +57,7 @@ class Place:
     certificate: Path | None = None
     authorities: Path | None = None
     drain_seconds: float = 300.0
+    stall_seconds: float = 60.0
 
     @property
     def is_local(self) -> bool:
@@ -137,6 +140,7 @@ def run(
     app = make_app(Server(engine=engine, settings=settings))
     config = uvicorn.Config(
         app,
+        http=BoundedConnection,
         log_config=None,
         access_log=False,
         server_header=False,
@@ -174,6 +178,9 @@ def _listen(place: Place) -> socket.socket:
             family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
             found = socket.socket(family)
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # Connections inherit it. Nothing above TCP sees that a client has stopped reading.
+            stall = round(1000 * place.stall_seconds)
+            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall)
             found.bind((place.host, place.port))
         found.listen(BACKLOG)  # who comes before the application is there waits
     except OSError as error:

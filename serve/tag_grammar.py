@@ -36,7 +36,8 @@ class _Writer:
     def thought(self, prompt: Prompt) -> str:
         """The thought in front of the answer, where there may or must be one."""
         tags = self._tags
-        if not tags.reasoning_close or prompt.text.rstrip().endswith(tags.reasoning_close):
+        is_over = prompt.text.rstrip().endswith(tags.reasoning_close)
+        if not tags.reasoning_close or is_over or not prompt.may_reason:
             return ""
         gap = self.rules.add("gap", r"/\n{0,2}/")
         end = f"{TEXT}*{pattern(tags.reasoning_close)}"

@@ -110,12 +110,16 @@ def test_a_body_that_does_not_arrive(guarded: Running) -> None:
 def test_pages_of_the_listed_origin_only(guarded: Running) -> None:
     asked = {
         "Access-Control-Request-Method": "POST",
-        "Access-Control-Request-Headers": "authorization",
+        "Access-Control-Request-Headers": "authorization, content-type, x-stainless-lang",
     }
     with httpx.Client(base_url=guarded.url) as client:
         for origin, allowed in (("https://page.example", True), ("https://evil.example", False)):
             answer = client.options("/v1/completions", headers={"Origin": origin, **asked})
             assert (answer.headers.get("access-control-allow-origin") == origin) is allowed
+            assert (answer.status_code == 200) is allowed
+            shown = client.get("/health", headers={"Origin": origin}).headers
+            assert (shown.get("access-control-allow-origin") == origin) is allowed
+        assert "Retry-After" in shown["access-control-expose-headers"]
 
 
 def test_request_ids_come_back(guarded: Running) -> None:

@@ -53,6 +53,7 @@ def refused(server: Running, path: str, body: object, param: str | None, status:
         ({"top_p": 0}, "top_p"),
         ({"top_p": 1.5}, "top_p"),
         ({"top_k": -2}, "top_k"),
+        ({"top_k": 1 << 40}, "top_k"),
         ({"min_p": 2}, "min_p"),
         ({"seed": 1 << 70}, "seed"),
         ({"presence_penalty": 3}, "presence_penalty"),
@@ -96,6 +97,9 @@ def test_fields_of_completions(fake: Running, change: dict[str, Any], param: str
         ({"functions": []}, "functions"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"chat_template_kwargs": {"enable_thinkng": False}}, "enable_thinkng"),
+        ({"chat_template_kwargs": {"enable_thinking": "no"}}, "enable_thinking"),
+        ({"chat_template_kwargs": {"messages": []}}, "messages"),
     ],
     ids=str,
 )

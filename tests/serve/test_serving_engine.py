@@ -17,6 +17,7 @@ import pytest
 from mkc.errors import BackendError
 from mkc.errors import EngineError
 from mkc.errors import NotServingError
+from mkc.errors import PromptTokenError
 from mkc.errors import QueueFullError
 from mkc.errors import RequestFieldError
 from mkc.errors import RequestTimeoutError
@@ -244,6 +245,46 @@ def test_a_crash_answers_everyone_and_the_model_is_opened_once_more(checkpoint: 
     assert opened == ["opened"] * 2
     assert ended == [State.FAILED]
     assert b'engine_restarts_total{model_name="fake"} 1.0' in engine.metrics.text()
+
+
+class Unable(Steps):
+    """Cannot clear a slot.
+
+    Attributes:
+      unable: the next time.
+    """
+
+    unable = False
+
+    def reset(self, slot: int) -> None:
+        if self.unable:
+            self.unable = False
+            raise ZeroDivisionError
+        super().reset(slot)
+
+
+def test_a_crash_while_a_request_joins_answers_it_too(checkpoint: Path) -> None:
+    """And the one that was refused before it, and the one that waits behind it."""
+    backend = Unable(batch=2, context=128)
+    nothing = ask(4, prompt=0)
+    with started(checkpoint, backend) as engine:
+
+        async def scenario() -> None:
+            backend.free.clear()
+            first = submit(engine, ask(5))
+            assert backend.waiting.wait(SECONDS)
+            refused, joins, waits = (submit(engine, one) for one in (nothing, ask(5), ask(5)))
+            backend.unable = True
+            backend.free.set()
+            with pytest.raises(PromptTokenError):
+                await answered(refused)
+            for one in (first, joins, waits):
+                with pytest.raises(EngineError):
+                    await answered(one)
+            until(lambda: engine.model is not None)
+            assert len(await answered(submit(engine, ask(5)))) == 5
+
+        in_loop(scenario)
 
 
 def test_a_model_that_does_not_open_is_not_tried_again() -> None:

@@ -253,7 +253,7 @@ def test_a_model_without_an_end_has_no_forms(model: ServedModel) -> None:
 
 @pytest.mark.parametrize("forbidden", ["0-9", "1e", "t", " "])
 def test_drafts_stay_on_and_change_nothing(tiny: Running, forbidden: str) -> None:
-    """Drafts are made without the grammar; what it does not allow is taken back."""
+    """Drafts are made without the grammar; what it does not allow is not accepted."""
     body = {
         "messages": [{"role": "user", "content": "What is 12 + 7?"}],
         "max_tokens": 60,
@@ -276,6 +276,29 @@ def test_a_form_that_the_model_would_write_anyway_costs_no_rounds(tiny: Running)
     drafts = kept["usage"]["draft"]
     assert drafts["accepted"] > 0
     assert drafts == free["usage"]["draft"]
+
+
+def test_drafts_stay_on_for_requests_that_sample(tiny: Running) -> None:
+    """With the order of filters of any other request; every output parses."""
+    accepted = 0
+    for seed in range(6):
+        body = {
+            "messages": [{"role": "user", "content": "What is 12 + 7?"}],
+            **form(SCHEMAS["object"]),
+            "seed": seed,
+            "temperature": 0.8,
+            "top_p": 0.95,
+            "top_k": 20,
+            "max_tokens": 200,
+        }
+        found = tiny.ask("/v1/chat/completions", body).json()
+        (choice,) = found["choices"]
+        drafts = found["usage"]["draft"]
+        assert drafts["drafted"] > 0
+        accepted += drafts["accepted"]
+        if choice["finish_reason"] == "stop":
+            Draft202012Validator(POINT).validate(loads(choice["message"]["content"]))
+    assert accepted > 0
 
 
 def test_all_interfaces_keep_to_a_form(tiny: Running) -> None:
@@ -301,6 +324,21 @@ def test_all_interfaces_keep_to_a_form(tiny: Running) -> None:
     ).json()
     assert loads(answer["output"][-1]["content"][0]["text"])[1] == "a"
     assert answer["status"] == "completed"
+
+
+def test_where_no_thought_is_wanted_a_form_begins_at_once(tiny: Running) -> None:
+    """The small model's template leaves it to the model, which is pushed to think."""
+    think = tiny.engine.ready_model().tokenizer.special_tokens["<think>"]
+    body = {
+        "messages": [{"role": "user", "content": "What is 12 + 7?"}],
+        "structured_outputs": {"choice": ["12", "19"]},
+        "logit_bias": {str(think): 100},
+        "max_tokens": 40,
+    }
+    answer = tiny.ask("/v1/chat/completions", body | {"reasoning_effort": "none"}).json()
+    message = answer["choices"][0]["message"]
+    assert message["content"] in ("12", "19")
+    assert "reasoning_content" not in message
 
 
 def test_a_wrong_form_is_a_400_with_its_field(fake: Running) -> None:

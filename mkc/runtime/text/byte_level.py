@@ -39,7 +39,9 @@ class ByteLevelTokenizer(Tokenizer):
             ) from error
 
     def _encode_text(self, text: str) -> list[int]:
-        ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
+        # Other than `encode` this lets other threads run meanwhile, and notes no offsets.
+        (encoded,) = self._encoder.encode_batch_fast([text], add_special_tokens=False)
+        ids: list[int] = encoded.ids
         return ids
 
     def _text_token_bytes(self, token: int) -> bytes | None:

@@ -143,9 +143,12 @@ def _facts(
             problem=f"eos_token_id {beyond[0]} is no token",
             expected=f"an id below {rows or size}",
         )
+    used = set(ids.values())
     return TokenizerFacts(
         specials=tuple(specials),
         vocab_size=rows or size,
+        tokens=len(used),
+        holes=tuple(token for token in range(size) if token not in used),
         prefix_ids=tuple(prefix),
         stop_ids=frozenset(stops),
         names=names,

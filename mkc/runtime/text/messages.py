@@ -51,11 +51,13 @@ class Prompt:
       ids: what the model reads.
       text: the same, to be read by people; markup and text can no longer be told apart in it.
       opens_reasoning: whether the output begins inside a thought.
+      may_reason: whether a thought is wanted; the model may write one all the same.
     """
 
     ids: tuple[int, ...]
     text: str
     opens_reasoning: bool
+    may_reason: bool = True
 
 
 def normal_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:

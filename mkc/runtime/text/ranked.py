@@ -5,6 +5,7 @@ from __future__ import annotations
 from base64 import b64decode
 from binascii import Error as Base64Error
 from pathlib import Path
+from re import Pattern
 from re import compile as compile_pattern
 
 from tiktoken import Encoding
@@ -17,7 +18,18 @@ from mkc.runtime.text.tokenizer import TokenizerFacts
 # thousand characters (measured with tiktoken 0.14) and would end the process. Runs this long are
 # no text; they are cut.
 LONGEST_RUN = 25_000
-TOO_LONG = compile_pattern(rf"\s{{{LONGEST_RUN}}}(?=\s)|\S{{{LONGEST_RUN}}}(?=\S)")
+RUN = compile_pattern(r"\s+|\S+")
+
+
+def too_long(most: int) -> Pattern[str]:
+    """Finds a run of more than `most` characters.
+
+    A match can begin only where a run does: from each of its places the search would be quadratic.
+    """
+    return compile_pattern(rf"(?<!\s)\s{{{most}}}\s|(?<!\S)\S{{{most}}}\S")
+
+
+TOO_LONG = too_long(LONGEST_RUN)
 BYTES = 256
 EXPECTED = "lines of a base64 byte string, a space and its rank"
 
@@ -51,14 +63,22 @@ class RankedTokenizer(Tokenizer):
     def _encode_text(self, text: str) -> list[int]:
         ids: list[int] = []
         begin = 0
-        for match in TOO_LONG.finditer(text):
-            ids.extend(self._encoding.encode_ordinary(text[begin : match.end()]))
-            begin = match.end()
+        for cut in cuts(text):
+            ids.extend(self._encoding.encode_ordinary(text[begin:cut]))
+            begin = cut
         ids.extend(self._encoding.encode_ordinary(text[begin:]))
         return ids
 
     def _text_token_bytes(self, token: int) -> bytes | None:
         return self._token_bytes.get(token)
+
+
+def cuts(text: str) -> list[int]:
+    """Where runs of spaces, and of other characters, are cut because they are too long."""
+    if TOO_LONG.search(text) is None:  # as nearly always
+        return []
+    runs = (run.span() for run in RUN.finditer(text))
+    return [cut for begin, end in runs for cut in range(begin + LONGEST_RUN, end, LONGEST_RUN)]
 
 
 def read_ranks(path: Path) -> dict[bytes, int]:

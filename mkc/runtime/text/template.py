@@ -18,10 +18,12 @@ from jinja2 import nodes
 from jinja2 import pass_context
 from jinja2.ext import Extension
 from jinja2.ext import loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from mkc.errors import ChatOptionError
 from mkc.errors import ChatTemplateError
 from mkc.runtime.text.files import read_object
 from mkc.runtime.text.formats import TagFormat
@@ -38,6 +40,8 @@ DEFAULT = "default"  # of a list of named templates, the one for requests withou
 WITH_TOOLS = "tool_use"
 # Templates may build their markup from a role, as in `'<|' + message.role + '|>'`.
 ROLES = ("system", "developer", "user", "assistant", "tool")
+# What every request gives to a template; the rest of what a template looks at are its options.
+GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 GUARD_VARIABLE = "_guard"  # tells the filters which character it is
 OWN_FRAME = "<template>"  # the file name that Jinja gives a template made from a string
 
@@ -78,6 +82,8 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
             self._words = _words(environment, source)
+            looked_at = find_undeclared_variables(environment.parse(source))
+            self._options = looked_at - GIVEN - environment.globals.keys() - tokenizer.names.keys()
         except TemplateSyntaxError as error:
             raise ChatTemplateError(
                 path=path,
@@ -91,6 +97,7 @@ class ChatTemplate:
 
         Raises:
           ChatMessageError: a message that is none.
+          ChatOptionError: an option that the template does not look at.
           ChatTemplateError: the template refuses the request; with its line and its words.
         """
         variables = self._variables(request)
@@ -105,11 +112,16 @@ class ChatTemplate:
             ids=tuple(self._tokenizer.encode_guarded(guarded, guard=guard.mark)),
             text=text,
             opens_reasoning=self._opens_reasoning(guarded),
+            may_reason=variables.get("enable_thinking") is not False,
         )
 
     def _variables(self, request: ChatRequest) -> dict[str, Any]:
         """What comes from the request, in the form in which templates expect it."""
         options = dict(request.options)
+        for name in sorted(options.keys() - self._options):
+            known = ", ".join(sorted(self._options))
+            expected = f"no such option; there are {known}" if known else "no options"
+            raise ChatOptionError(option=name, got=options[name], expected=expected)
         if request.thinking is not None:
             options.setdefault("enable_thinking", request.thinking)
         if request.effort is not None:

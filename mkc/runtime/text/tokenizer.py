@@ -41,6 +41,8 @@ class TokenizerFacts:
     Attributes:
       specials: the markup tokens.
       vocab_size: one more than the largest id that may occur, padding of the model included.
+      tokens: how many ids have a token.
+      holes: ids below the largest of them that have none, ascending.
       prefix_ids: ids in front of a prompt that no chat template has rendered.
       stop_ids: ids that end a generation.
       names: roles of special tokens (`bos_token`, `eos_token`, ...) to their text.
@@ -48,6 +50,8 @@ class TokenizerFacts:
 
     specials: tuple[SpecialToken, ...]
     vocab_size: int
+    tokens: int
+    holes: tuple[int, ...] = ()
     prefix_ids: tuple[int, ...] = ()
     stop_ids: frozenset[int] = frozenset()
     names: Mapping[str, str] = field(default_factory=dict)
@@ -60,7 +64,9 @@ class Tokenizer(ABC):
     them is encoded piece by piece, and a subclass encodes a piece without knowing any of them.
 
     Attributes:
-      vocab_size: one more than the largest id.
+      vocab_size: one more than the largest id, padding of the model included.
+      tokens: how many ids have a token.
+      holes: ids below the largest of them that have none, ascending.
       special_tokens: text of each special token to its id, sorted by id.
       special_ids: their ids.
       hidden_ids: those that are left out of shown text.
@@ -72,6 +78,8 @@ class Tokenizer(ABC):
     def __init__(self, facts: TokenizerFacts) -> None:
         specials = sorted(facts.specials, key=lambda one: one.id)
         self.vocab_size = facts.vocab_size
+        self.tokens = facts.tokens
+        self.holes = facts.holes
         self.special_tokens = {one.text: one.id for one in specials}
         self.special_ids = frozenset(one.id for one in specials)
         self.hidden_ids = frozenset(one.id for one in specials if one.hidden)

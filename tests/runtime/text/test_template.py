@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Pipeline
 
+from mkc.errors import ChatOptionError
 from mkc.runtime.text import Chat
 from mkc.runtime.text import ChatRequest
 from mkc.runtime.text import Prompt
@@ -215,6 +216,17 @@ def test_templates_have_what_transformers_gives_them(tmp_path: Path) -> None:
     chat = chat_with(tmp_path, template)
     request = ChatRequest(messages=[], options={"extra": 7})
     assert chat.encode(request).text == "0\n2\n06 May 2030 <|end|>7"
+
+
+@pytest.mark.parametrize("option", ["other", "messages", "tools", "eos_token", "range", "n"])
+def test_an_option_that_the_template_does_not_look_at_is_refused(
+    tmp_path: Path, option: str
+) -> None:
+    """It would change nothing. What every request gives and names of tokens are no options."""
+    template = "{% for n in range(2) %}{{ extra }}{{ eos_token }}{{ messages }}{% endfor %}"
+    chat = chat_with(tmp_path, template)
+    with pytest.raises(ChatOptionError, match=rf"'{option}' is 7; .* there are extra\."):
+        chat.encode(ChatRequest(messages=[], options={option: 7}))
 
 
 def test_a_template_for_tools_is_used_for_tools(tmp_path: Path) -> None:

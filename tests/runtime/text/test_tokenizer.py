@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from json import loads
 from pathlib import Path
+from re import findall
+from threading import Event
+from threading import Thread
+from time import perf_counter
+from time import sleep
 
 import pytest
 from hypothesis import given
@@ -11,10 +18,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Pipeline
 from tokenizers.processors import TemplateProcessing
 
+import mkc.runtime.text.ranked as ranked_module
 from mkc.runtime.text import Tokenizer
 from mkc.runtime.text import load_tokenizer
 from mkc.runtime.text.byte_level import byte_of_character
 from mkc.runtime.text.ranked import LONGEST_RUN
+from mkc.runtime.text.ranked import cuts
+from mkc.runtime.text.ranked import too_long
 from tests.runtime.text.checkpoints import HIDDEN
 from tests.runtime.text.checkpoints import MARKERS
 from tests.runtime.text.checkpoints import TAGS
@@ -119,6 +129,30 @@ def test_padding_of_the_embedding_is_decodable(tmp_path: Path, config: dict[str,
     assert tokenizer.token_bytes(511) == b""
 
 
+def test_ids_without_a_token_are_known(tmp_path: Path) -> None:
+    """Between others: padding is none of them."""
+    byte_level_checkpoint(tmp_path)
+    write_json(tmp_path / "config.json", {"vocab_size": 512})
+    whole = load_tokenizer(tmp_path)
+    assert (whole.tokens, whole.holes) == (407, ())
+    file = tmp_path / "tokenizer.json"
+    description = loads(file.read_text(encoding="utf-8"))
+    used = {one for merge in description["model"]["merges"] for one in merge}
+    vocab = description["model"]["vocab"]
+    leaves = sorted(token for text, token in vocab.items() if text not in used and token > 255)
+    removed = leaves[:2]
+    texts = {text for text, token in vocab.items() if token in removed}
+    description["model"]["vocab"] = {text: vocab[text] for text in vocab if text not in texts}
+    description["model"]["merges"] = [
+        one for one in description["model"]["merges"] if "".join(one) not in texts
+    ]
+    write_json(file, description)
+    holed = load_tokenizer(tmp_path)
+    assert (holed.tokens, holed.holes) == (405, tuple(removed))
+    assert holed.token_bytes(removed[0]) == b""
+    assert holed.decode(holed.encode("the cat", allow_special=False)) == "the cat"
+
+
 def test_free_slots_behind_the_ranks_are_special(ranked: Tokenizer) -> None:
     reserved = [text for text in ranked.special_tokens if text.startswith("<|reserved")]
     assert len(reserved) == 8 - len(MARKERS)
@@ -154,6 +188,49 @@ def test_a_run_that_no_regular_expression_survives_is_cut(ranked: Tokenizer) -> 
 def test_shorter_runs_are_encoded_whole(ranked: Tokenizer, length: int) -> None:
     ids = ranked.encode("  " * (length // 2), allow_special=False)
     assert len(ids) == (length // 2)
+
+
+def test_runs_that_are_just_not_too_long_are_looked_at_once(ranked: Tokenizer) -> None:
+    """Not from each of their places: that would take minutes."""
+    text = "\n".join(["a" * (LONGEST_RUN - 1)] * 40)
+    start = perf_counter()
+    assert cuts(text) == []
+    assert perf_counter() - start < 10
+
+
+@given(text=st.text("ab \n", max_size=40), most=st.integers(1, 5))
+def test_cuts_are_inside_of_runs(text: str, most: int) -> None:
+    """No piece between two cuts has a longer run, and nothing else is cut."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranked_module, "LONGEST_RUN", most)
+        patch.setattr(ranked_module, "TOO_LONG", too_long(most))
+        found = [0, *cuts(text), len(text)]
+    pieces = [text[begin:end] for begin, end in pairwise(found)]
+    assert "".join(pieces) == text
+    for piece in pieces:
+        assert max(map(len, findall(r"\s+|\S+", piece)), default=0) <= most
+    for piece in pieces[:-1]:
+        assert len(findall(r"\s+|\S+", piece)[-1]) == most
+
+
+def test_other_threads_run_while_a_text_is_encoded(tokenizer: Tokenizer) -> None:
+    """A server that reads a long prompt goes on with everything else."""
+    turns, done = 0, Event()
+
+    def count() -> None:
+        nonlocal turns
+        while not done.is_set():
+            turns += 1
+            sleep(0.0001)
+
+    other = Thread(target=count)
+    other.start()
+    before = turns
+    tokenizer.encode("word 12 and more\n" * 20_000, allow_special=False)
+    during = turns - before
+    done.set()
+    other.join()
+    assert during > 10
 
 
 def test_lone_surrogates_are_replaced(tokenizer: Tokenizer) -> None:
