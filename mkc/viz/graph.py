@@ -16,6 +16,7 @@ from mkc.schedule.program import VectorPhase
 from mkc.schedule.program import phases_of
 from mkc.viz.colours import work_colour
 from mkc.viz.page import page
+from mkc.viz.page import scheme_and_target
 from mkc.viz.source import Subject
 
 VERSION = 1
@@ -49,6 +50,7 @@ def _phase(subject: Subject, row: PhaseRow, phase: Phase) -> dict[str, Any]:
         "id": row.id,
         "title": row.title,
         "kind": row.kind,
+        "part": row.part,
         "inline": not row.is_step,
         "location": row.location,
         "kernel_line": row.kernel_line,
@@ -111,10 +113,10 @@ def graph_html(document: dict[str, Any]) -> str:
     phases = {one["id"]: one for one in document["phases"]}
     most_bytes = max(*(one["step_bytes"] for one in document["phases"]), 1)
     most_us = max(*(one["step_us"] for one in document["phases"]), 1e-9)
-    rows = "\n".join(_item(one, phases, most_bytes, most_us) for one in document["body"])
+    rows = "\n".join(_items(document["body"], phases, most_bytes, most_us))
     body = f"""<header><h1>{escape(title)}</h1>
 <span class="badge">times predicted, not measured</span>
-<span class="facts">{escape(document["target"])}, {document["ranks"]} ranks, batch
+<span class="facts">{escape(scheme_and_target(document))}, {document["ranks"]} ranks, batch
 {document["batch"]}; {document["bytes"] / MEGABYTE:,.1f} MB and {document["round_us"]:,.1f} &micro;s
 a {document["unit"]} and rank</span>
 <div class="controls"><button id="unfold">Unfold all</button><button id="fold">Fold all</button>
@@ -127,6 +129,25 @@ to see its own. Dashed: into the next iteration.</span></div></header>
 {rows}
 </main>"""
     return page(title=title, body=body, document=document, scripts=("canvas.js", "graph.js"))
+
+
+def _items(
+    body: list[Any], phases: dict[str, Any], most_bytes: float, most_us: float
+) -> Iterator[str]:
+    """The outermost level, with a heading where another part of a round begins."""
+    before = ""
+    for one in body:
+        part = phases[_ids(one)[0]]["part"]
+        if part != before:
+            inside = [each for each in phases.values() if each["part"] == part]
+            moved = sum(each["step_bytes"] for each in inside) / MEGABYTE
+            taken = sum(each["step_us"] for each in inside)
+            yield (
+                f'<div class="part"><b>{escape(part)}</b><span class="facts">'
+                f"{moved:,.1f} MB, {taken:,.1f} &micro;s predicted</span></div>"
+            )
+        before = part
+        yield _item(one, phases, most_bytes, most_us)
 
 
 def _item(item: Any, phases: dict[str, Any], most_bytes: float, most_us: float) -> str:

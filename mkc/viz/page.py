@@ -44,3 +44,9 @@ def compact_json(document: Mapping[str, Any]) -> str:
 def static(name: str) -> str:
     """Text of a file of `static`."""
     return (STATIC / name).read_text(encoding="utf-8")
+
+
+def scheme_and_target(document: Mapping[str, Any]) -> str:
+    """`scheme NAME, TARGET` for the head of a page about rounds, else the target alone."""
+    target = str(document["target"])
+    return target if document["unit"] == "step" else f"scheme {document['scheme']}, {target}"

@@ -1,13 +1,15 @@
 """The same events as a trace for Perfetto, in its native protobuf form.
 
 A rank is a process, a lane of the timeline a track, with counters of what is in flight. Arrows lead
-from the start of a copy or message to the copy, and from there to the wait for it.
+from the start of a copy or message to the copy, and from there to the wait for it (`arrows`). Most
+waits find their bytes there and take no time; those are instants on a track of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import CounterDescriptor
@@ -18,6 +20,9 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackEvent
 
 from mkc.schedule.simulate.events import Event
 from mkc.schedule.simulate.events import Kind
+from mkc.viz.arrows import MOVED
+from mkc.viz.arrows import Arrows
+from mkc.viz.arrows import arrows_of
 from mkc.viz.source import Subject
 from mkc.viz.timeline import NS
 from mkc.viz.timeline import Lane
@@ -25,20 +30,22 @@ from mkc.viz.timeline import lanes_of
 from mkc.viz.timeline import visible
 
 SEQUENCE = 1  # all packets are of one writer
-MOVED = {Kind.COPY: "memory bytes in flight", Kind.MESSAGE: "link bytes in flight"}
+COUNTERS = {Kind.COPY: "memory bytes in flight", Kind.MESSAGE: "link bytes in flight"}
+INSTANTS = "waits for what was there"
 
 
 def perfetto_trace(subject: Subject) -> bytes:
     """The trace; its events carry the ids of the timeline's JSON twin."""
-    events = visible(subject.events)
-    lanes = lanes_of(events)
+    lanes = lanes_of(visible(subject.events))
+    arrows = arrows_of(subject.events)
     trace = Trace()
     numbers = _describe(trace, subject, lanes)
     packets: list[tuple[int, TracePacket]] = []
-    arrows = _arrows(events)
     for lane in lanes:
         for event in lane.events:
-            packets += _slice(subject, event, numbers[lane.id], arrows.get(event.id))
+            packets += _slice(subject, event, numbers[lane.id], arrows)
+    for event in _instants(subject.events, arrows):
+        packets.append(_instant(subject, event, numbers[_instants_id(event.rank)], arrows))
     for (rank, name), samples in sorted(_counters(subject.events).items()):
         track = numbers[_counter_id(rank, name)]
         packets += [(at, _counter(at, track, value)) for at, value in samples]
@@ -62,6 +69,11 @@ def _describe(trace: Trace, subject: Subject, lanes: Sequence[Lane]) -> dict[str
         numbers[lane.id] = track.uuid
         track.parent_uuid = numbers[f"r{lane.rank}"]
         track.name = f"{lane.name} {lane.number}" if lane.number else lane.name
+    for rank in sorted({lane.rank for lane in lanes}):
+        track = _descriptor(trace, len(numbers) + 1)
+        numbers[_instants_id(rank)] = track.uuid
+        track.parent_uuid = numbers[f"r{rank}"]
+        track.name = INSTANTS
     for rank, name in sorted(_counters(subject.events)):
         track = _descriptor(trace, len(numbers) + 1)
         numbers[_counter_id(rank, name)] = track.uuid
@@ -82,42 +94,72 @@ def _descriptor(trace: Trace, number: int) -> TrackDescriptor:
     return packet.track_descriptor
 
 
-def _arrows(events: Iterable[Event]) -> dict[int, tuple[list[int], list[int]]]:
-    """Event id -> numbers of the arrows that pass it, and of those that end there.
-
-    An arrow has the number of the copy or message that it is about, counted from 1.
-    """
-    arrows: dict[int, tuple[list[int], list[int]]] = {}
-    known = {one.id: one for one in events}
-    for one in known.values():
-        if one.kind in MOVED and one.source in known:
-            arrows.setdefault(one.source, ([], []))[0].append(one.id + 1)
-            arrows.setdefault(one.id, ([], []))[0].append(one.id + 1)
-        if one.kind is Kind.WAIT and one.source in known and known[one.source].kind in MOVED:
-            arrows.setdefault(one.id, ([], []))[1].append(one.source + 1)
-    return arrows
-
-
 def _slice(
-    subject: Subject, event: Event, track: int, arrows: tuple[list[int], list[int]] | None
+    subject: Subject, event: Event, track: int, arrows: Mapping[int, Arrows]
 ) -> Iterator[tuple[int, TracePacket]]:
     begin, end = round(event.start_us * NS), round(event.end_us * NS)
     packet = _packet(begin, track, TrackEvent.TYPE_SLICE_BEGIN)
     stall = f"wait: {event.stall}" if event.stall is not None else ""
     packet.track_event.name = stall or f"{event.phase} {event.op}".strip()
+    _describe_event(packet, subject, event, arrows)
+    yield begin, packet
+    # A wait may begin before the copy that it waits for; an arrow ends when the wait does.
+    last = _packet(end, track, TrackEvent.TYPE_SLICE_END)
+    last.track_event.terminating_flow_ids.extend(_of(event, arrows).ending)
+    yield end, last
+
+
+def _instants_id(rank: int) -> str:
+    return f"r{rank} instants"
+
+
+def _instants(events: Iterable[Event], arrows: Mapping[int, Arrows]) -> Iterator[Event]:
+    """Waits that took no time and at which an arrow ends."""
+    for one in events:
+        if one.kind is Kind.WAIT and one.end_us <= one.start_us and one.id in arrows:
+            yield one
+
+
+def _instant(
+    subject: Subject, event: Event, track: int, arrows: Mapping[int, Arrows]
+) -> tuple[int, TracePacket]:
+    at = round(event.start_us * NS)
+    packet = _packet(at, track, TrackEvent.TYPE_INSTANT)
+    packet.track_event.name = f"{event.phase} {event.op}".strip()
+    _describe_event(packet, subject, event, arrows)
+    packet.track_event.terminating_flow_ids.extend(_of(event, arrows).ending)
+    return at, packet
+
+
+def _of(event: Event, arrows: Mapping[int, Arrows]) -> Arrows:
+    return arrows.get(event.id) or Arrows()
+
+
+def _describe_event(
+    packet: TracePacket, subject: Subject, event: Event, arrows: Mapping[int, Arrows]
+) -> None:
+    """Category, arrows that begin or pass here, and annotations."""
+    own = _of(event, arrows)
     packet.track_event.categories.append(str(event.kind))
-    if arrows is not None:
-        packet.track_event.flow_ids.extend(arrows[0])
-        packet.track_event.terminating_flow_ids.extend(arrows[1])
-    for name, value in _annotations(subject, event):
+    packet.track_event.flow_ids.extend(own.passing)
+    for name, value in (*_annotations(subject, event), *_ends(subject, event, own)):
         note = packet.track_event.debug_annotations.add()
         note.name = name
         if isinstance(value, str):
             note.string_value = value
         else:
             note.int_value = value
-    yield begin, packet
-    yield end, _packet(end, track, TrackEvent.TYPE_SLICE_END)
+
+
+def _ends(subject: Subject, event: Event, own: Arrows) -> Iterator[tuple[str, str | int]]:
+    """What stands in for the ends of arrows that the trace does not show."""
+    unit = subject.folder.unit
+    if event.kind in MOVED:
+        if not own.started:
+            yield "started", f"before this {unit}"
+        yield "awaited by", f"event {own.awaited}" if own.awaited >= 0 else f"not in this {unit}"
+    elif own.earlier:
+        yield "copies from before", own.earlier
 
 
 def _annotations(subject: Subject, event: Event) -> Iterator[tuple[str, str | int]]:
@@ -130,6 +172,8 @@ def _annotations(subject: Subject, event: Event) -> Iterator[tuple[str, str | in
         yield "bytes", event.bytes
     if event.slot >= 0:
         yield "slot", event.slot
+    if event.semaphore:
+        yield "semaphore", event.semaphore
     if line := subject.kernel_lines.get(event.phase):
         yield "kernel", f"kernel.py:{line}"
     if event.id in subject.critical:
@@ -162,7 +206,7 @@ def _counters(events: Iterable[Event]) -> dict[tuple[int, str], list[tuple[int, 
         issue = known.get(one.source)
         begin = round((issue.end_us if issue else one.start_us) * NS)
         end = round(one.done_us * NS)
-        steps = changes.setdefault((one.rank, MOVED[one.kind]), {})
+        steps = changes.setdefault((one.rank, COUNTERS[one.kind]), {})
         steps[begin] = steps.get(begin, 0) + one.bytes
         steps[end] = steps.get(end, 0) - one.bytes
     counters = {}

@@ -12,7 +12,7 @@ from mkc.plan.phases import PhaseRow
 from mkc.schedule.simulate.events import CORE
 from mkc.schedule.simulate.events import Event
 
-HEADING = ("model", "target", "ranks", "batch", "context")
+HEADING = ("model", "scheme", "target", "ranks", "batch", "context")
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from mkc.viz.colours import WORK
 from mkc.viz.colours import stall_colour
 from mkc.viz.colours import work_colour
 from mkc.viz.page import page
+from mkc.viz.page import scheme_and_target
 from mkc.viz.source import Subject
 
 VERSION = 1
@@ -115,6 +116,7 @@ def timeline_document(subject: Subject) -> dict[str, Any]:
         "round_us": round(subject.round_us, 3),
         "floor_us": round(subject.floor_us, 3),
         "phases": rows,
+        "parts": _parts(subject, ordered),
         "layers": _layers(subject, ordered),
         "classes": [{"name": one, "colour": _colour(one)} for one in classes],
         "totals": _totals(subject, ordered, kinds),
@@ -133,7 +135,8 @@ def _phases(subject: Subject) -> list[dict[str, Any]]:
     known = {one.id: one for one in subject.rows}
     outside = sorted({one.phase for one in subject.events} - known.keys())
     return [_phase(one) for one in subject.rows] + [
-        {"id": one, "title": one, "kind": one, "location": "", "kernel_line": 0} for one in outside
+        {"id": one, "title": one, "kind": one, "part": "", "location": "", "kernel_line": 0}
+        for one in outside
     ]
 
 
@@ -142,6 +145,7 @@ def _phase(row: PhaseRow) -> dict[str, Any]:
         "id": row.id,
         "title": row.title,
         "kind": row.kind,
+        "part": row.part,
         "location": row.location,
         "kernel_line": row.kernel_line,
     }
@@ -173,6 +177,21 @@ def _totals(subject: Subject, events: Sequence[Event], kinds: dict[str, str]) ->
             times[name] = times.get(name, 0.0) + one.us
     ordered = sorted(times.items(), key=lambda one: (-one[1], one[0]))
     return [[name, round(us, 3)] for name, us in ordered]
+
+
+def _parts(subject: Subject, events: Sequence[Event]) -> list[dict[str, Any]]:
+    """When the core is in each part of a round; empty for plain steps."""
+    part_of = {one.id: one.part for one in subject.rows}
+    spans: dict[str, tuple[float, float]] = {}
+    for one in events:
+        part = part_of.get(one.phase, "")
+        if part and one.track == CORE and one.rank == subject.rank:
+            start, end = spans.get(part, (one.start_us, one.end_us))
+            spans[part] = (min(start, one.start_us), max(end, one.end_us))
+    return [
+        {"part": part, "start_us": round(start, 3), "end_us": round(end, 3)}
+        for part, (start, end) in sorted(spans.items(), key=lambda one: one[1])
+    ]
 
 
 def _layers(subject: Subject, events: Sequence[Event]) -> list[dict[str, Any]]:
@@ -245,8 +264,8 @@ def timeline_html(document: dict[str, Any]) -> str:
     ranks += ", all alike" if alike else ""
     body = f"""<header>
 <h1>{escape(title)}</h1><span class="badge">predicted, not measured</span>
-<span class="facts">{escape(document["target"])}, {ranks}, batch {document["batch"]}, position
-{document["position"]:,}: {document["unit"]} {document["round_us"]:,.1f} &micro;s,
+<span class="facts">{escape(scheme_and_target(document))}, {ranks}, batch {document["batch"]},
+position {document["position"]:,}: {document["unit"]} {document["round_us"]:,.1f} &micro;s,
 floor {document["floor_us"]:,.1f} &micro;s</span>
 <div class="controls">
 <input type="search" id="search" placeholder="Search: p09, mlp, layer 12, tape">

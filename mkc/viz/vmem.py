@@ -18,6 +18,7 @@ from mkc.schedule.program import Program
 from mkc.viz.colours import PADDING
 from mkc.viz.colours import PEAK
 from mkc.viz.page import page
+from mkc.viz.page import scheme_and_target
 from mkc.viz.source import Subject
 from mkc.viz.svg import drawing
 from mkc.viz.svg import fitted
@@ -29,6 +30,7 @@ from mkc.viz.svg import text
 VERSION = 1
 MIB = 1 << 20
 KIB = 1 << 10
+SCALAR_BYTES = 4
 RING, REGION, FIXED = "ring", "region", "fixed"
 FILL = {RING: "#76b7a5", REGION: "#7ba3cc", FIXED: "#c9c2dd"}
 STROKE = {RING: "#4f9484", REGION: "#4e79a7", FIXED: "#7d6fb3"}
@@ -80,7 +82,22 @@ def vmem_document(subject: Subject) -> dict[str, Any]:
         "steps": [_step(one, live[at]) for at, one in enumerate(steps)],
         "arrays": arrays,
         "boxes": [vars_of(one) for one in boxes],
+        "scalars": _scalars(folder.program),
     }
+
+
+def _scalars(program: Program) -> list[dict[str, Any]]:
+    """Arrays of a round in scalar memory; empty for plain steps."""
+    carried = {one.source: one.target for one in program.round.carried} if program.round else {}
+    return [
+        {
+            "id": one.name,
+            "value": one.value,
+            "bytes": one.size * SCALAR_BYTES,
+            "becomes": carried.get(one.name, ""),
+        }
+        for one in program.scalars
+    ]
 
 
 def _used(boxes: list[Box], position: int) -> int:
@@ -140,7 +157,7 @@ def _rings(program: Program) -> Iterator[tuple[str, tuple[int, int]]]:
     for stream in program.streams:
         yield f"{stream.name}_ring", (stream.slots, prod(stream.item_shape) * stream.dtype.bytes)
     for cache in program.caches:
-        yield f"{cache.name}_ring", (2 * cache.slots, cache.tile * cache.width * 2)
+        yield f"{cache.name}_ring", (cache.slots, cache.tile * sum(cache.widths) * 2)
 
 
 def _slots(array: Allocation, slots: int, used: int, offset: int, steps: int) -> Iterator[Box]:
@@ -383,7 +400,7 @@ def vmem_html(document: dict[str, Any]) -> str:
     )
     planned, limit = document["planned_bytes"], document["limit_bytes"]
     body = f"""<header><h1>{escape(title)}</h1>
-<span class="facts">{escape(document["target"])}, batch {document["batch"]};
+<span class="facts">{escape(scheme_and_target(document))}, batch {document["batch"]};
 {size_text(planned)} of {size_text(limit)} planned,
 {size_text(document["reserve_bytes"])} left to the compiler;
 peak {size_text(document["peak"]["live_bytes"])} live in {document["peak"]["phase"]},
@@ -392,5 +409,19 @@ peak {size_text(document["peak"]["live_bytes"])} live in {document["peak"]["phas
 <p class="hint" style="margin:8px 16px 0">Heights in the map are readable, not to scale; the bar on
 the left is to scale. Offsets are the plan's: the TPU compiler places the arrays. Rest the pointer
 on a box.</p>
-<div style="padding:6px 16px">{vmem_svg(document)}</div>"""
+<div style="padding:6px 16px">{vmem_svg(document)}</div>{_scalar_table(document["scalars"])}"""
     return page(title=title, body=body, document=document, scripts=())
+
+
+def _scalar_table(scalars: list[dict[str, Any]]) -> str:
+    """What a round keeps in scalar memory, and what of it the next round begins with."""
+    if not scalars:
+        return ""
+    rows = "".join(
+        f'<tr id="{one["id"]}"><td>{escape(one["id"])}</td><td>{escape(one["value"])}</td>'
+        f'<td class="number">{one["bytes"]}</td><td>{escape(one["becomes"])}</td></tr>'
+        for one in scalars
+    )
+    return f"""<div style="padding:0 16px 24px"><h2>Scalar memory of a round</h2>
+<table class="scalars"><tr><th>array</th><th>value of the graph</th><th>bytes</th>
+<th>becomes, in the next round</th></tr>{rows}</table></div>"""

@@ -150,6 +150,29 @@ def test_a_click_shows_the_right_op(context: BrowserContext, folder: Path) -> No
     page.close()
 
 
+def test_a_click_in_a_round_names_its_part_and_line(
+    context: BrowserContext, tmp_path: Path
+) -> None:
+    one = subject("round", ranks=2)
+    file = tmp_path / "timeline.html"
+    file.write_text(timeline_html(timeline_document(one)))
+    page, seen = open_page(context, file)
+    rows = {row.id: row for row in one.rows}
+    lines = one.folder.kernel_source.splitlines()
+    for kind, part in (("accept", "verify"), ("selector walk", "draft")):
+        event = next(
+            each
+            for each in visible(one.events)
+            if each.kind is Kind.WORK and rows[each.phase].kind == kind
+        )
+        told = click(page, event.id)
+        assert (told["event"], told["phase"], told["part"]) == (str(event.id), event.phase, part)
+        line = int(told["kernel"].removeprefix("kernel.py:"))
+        assert lines[line - 1].startswith(f"def {event.phase}_")
+    assert seen == [file.as_uri()]
+    page.close()
+
+
 def test_wheel_drag_and_keys_move_the_window(context: BrowserContext, folder: Path) -> None:
     page, _ = open_page(context, folder / "timeline.html")
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackEvent
 
+from mkc.schedule.simulate.events import Event
 from mkc.schedule.simulate.events import Kind
 from mkc.viz.perfetto import perfetto_trace
+from mkc.viz.source import Subject
 from mkc.viz.timeline import timeline_document
 from mkc.viz.timeline import visible
 from tests.viz.subjects import subject
@@ -74,23 +77,99 @@ def test_tracks_belong_to_the_process_of_their_rank() -> None:
     assert {"matrix", "vector", "stalled", "hbm", "memory bytes in flight"} <= names
 
 
-def test_arrows_lead_from_a_start_over_the_copy_to_its_wait() -> None:
-    slices = {notes(one)["event"]: one for one in events(TrackEvent.TYPE_SLICE_BEGIN)}
+@dataclass(frozen=True, kw_only=True)
+class Arrow:
+    """Where an arrow passes, and where it ends: annotations and time."""
+
+    passed: tuple[tuple[dict[str, Any], int], ...]
+    ended: tuple[tuple[dict[str, Any], int], ...]
+
+    @property
+    def begun(self) -> tuple[int, ...]:
+        """Ids of the events that it passes."""
+        return tuple(one["event"] for one, _ in self.passed)
+
+
+@cache
+def arrows(*, ranks: int = 8, name: str = "27b", rounds: int = 1) -> dict[int, Arrow]:
+    """By number. As Perfetto reads them, an arrow goes from event to event in order of time."""
+    trace = Trace()
+    trace.ParseFromString(perfetto_trace(subject(name, ranks=ranks, rounds=rounds)))
+    passed: dict[int, list[tuple[dict[str, Any], int]]] = defaultdict(list)
+    ended: dict[int, list[tuple[dict[str, Any], int]]] = defaultdict(list)
+    opened: dict[int, dict[str, Any]] = {}
+    for one in trace.packet:
+        track = one.track_event.track_uuid
+        if one.track_event.type != TrackEvent.TYPE_SLICE_END:
+            opened[track] = notes(one)
+        for number in one.track_event.flow_ids:
+            passed[number].append((opened[track], one.timestamp))
+        for number in one.track_event.terminating_flow_ids:
+            ended[number].append((opened[track], one.timestamp))
+    numbers = sorted({*passed, *ended})
+    return {one: Arrow(passed=tuple(passed[one]), ended=tuple(ended[one])) for one in numbers}
+
+
+def moved_by(subject: Subject) -> list[Event]:
+    return [one for one in visible(subject.events) if one.kind in (Kind.COPY, Kind.MESSAGE)]
+
+
+def test_the_arrow_of_every_copy_ends_at_the_wait_that_takes_its_bytes() -> None:
+    """Also at those waits that find the bytes there; they take no time and are instants."""
+    taken = {id: one for one in subject().events for id in one.took}
+    copies = [one for one in moved_by(subject()) if one.kind is Kind.COPY]
+    assert len(copies) > 2500
+    for one in copies:
+        (end,) = arrows()[2 * one.id + 1].ended
+        assert end[0]["event"] == taken[one.id].id
+        assert end[0]["semaphore"] == one.semaphore
+        assert end[1] == round(taken[one.id].end_us * 1000)
+
+
+def test_a_message_has_an_arrow_to_its_arrival_and_one_to_its_departure() -> None:
+    """Whoever receives in the place of this rank; all ranks are alike."""
+    messages = [one for one in moved_by(subject()) if one.kind is Kind.MESSAGE]
+    assert len(messages) > 500
+    departed = 0
+    for one in messages:
+        (arrival,) = arrows()[2 * one.id + 1].ended
+        assert arrival[0]["semaphore"] == one.semaphore
+        if sent := arrows().get(2 * one.id + 2):  # all but the signals of a barrier
+            ((note, _),) = sent.ended
+            assert note["semaphore"] == one.semaphore.replace("arrived", "sent")
+            departed += 1
+    assert departed > 0.9 * len(messages)
+
+
+def test_arrows_begin_where_the_copy_is_started_and_go_forward_in_time() -> None:
     shown = {one.id: one for one in visible(subject().events)}
-    waits = [
-        one
-        for one in shown.values()
-        if one.kind is Kind.WAIT and one.source in shown and shown[one.source].kind is Kind.COPY
-    ]
-    assert len(waits) > 100
-    for wait in waits:
-        copy = shown[wait.source]
-        arrow = copy.id + 1
-        assert arrow in slices[wait.id].track_event.terminating_flow_ids
-        assert arrow in slices[copy.id].track_event.flow_ids
-        if copy.source in shown:
-            assert arrow in slices[copy.source].track_event.flow_ids
-            assert slices[copy.source].timestamp <= slices[copy.id].timestamp
+    for number, arrow in arrows().items():
+        copy = shown[(number - 1) // 2]
+        assert arrow.begun == (copy.source, copy.id)
+        times = [at for _, at in (*arrow.passed, *arrow.ended)]
+        assert times == sorted(times)
+
+
+def test_a_step_from_the_middle_says_where_arrows_are_cut_off() -> None:
+    """The copies of the ring that this step starts for the next one, and those it was left."""
+    one = subject("qwen38_lane", ranks=1, rounds=4)
+    taken = {id for each in one.events for id in each.took}
+    shown = {each.id for each in visible(one.events)}
+    found = arrows(name="qwen38_lane", ranks=1, rounds=4)
+    later = [each for each in moved_by(one) if each.id not in taken]
+    earlier = [each for each in moved_by(one) if each.source not in shown]
+    assert later and earlier
+    for each in later:
+        ((note, _),) = found[2 * each.id + 1].ended
+        assert (note["event"], note["awaited by"]) == (each.id, "not in this step")
+    for each in earlier:
+        (note, _) = found[2 * each.id + 1].passed[0]
+        assert (note["event"], note["started"]) == (each.id, "before this step")
+    # Each arrow is whole, or cut off at the one end or the other.
+    for number, arrow in found.items():
+        if (number - 1) // 2 in {each.id for each in earlier}:
+            assert len(arrow.passed) == 1
+        assert len(arrow.ended) == 1
 
 
 def test_the_counter_of_bytes_in_flight_never_is_negative_and_ends_empty() -> None:

@@ -4,7 +4,9 @@
 // The work of a frame depends on the size of the window, not on the number of events.
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const LABELS = 150, RULER = 26, LAYERS = 18, GAP = 3, WIDE = 1.5;
+const LABELS = 150, RULER = 26, PARTS = data.parts.length ? 18 : 0, LAYERS = 18;
+const HEAD = RULER + PARTS + LAYERS; // what does not scroll
+const GAP = 3, WIDE = 1.5;
 const columns = data.events;
 const count = columns.id.length;
 const starts = Float64Array.from(columns.start_ns, (ns) => ns / 1000);
@@ -44,7 +46,7 @@ function prepare(lane) {
 
 function chooseRank(rank) {
   lanes = [];
-  let y = RULER + LAYERS + GAP, group = "";
+  let y = HEAD + GAP, group = "";
   for (const track of data.tracks) {
     if (track.rank !== rank) continue;
     if (group && track.group !== group) y += 8;
@@ -194,7 +196,7 @@ function drawArrow(context, width) {
 
 function drawMarks(context, width, height) {
   for (const [us, text, colour] of [
-    [data.floor_us, "floor", "#2f8f5b"], [data.round_us, "end of the step", "#22272e"],
+    [data.floor_us, "floor", "#2f8f5b"], [data.round_us, `end of the ${data.unit}`, "#22272e"],
   ]) {
     const x = Math.round(xOf(us, width)) + 0.5;
     if (x < LABELS || x > width) continue;
@@ -220,7 +222,7 @@ function drawMarks(context, width, height) {
 
 function drawHead(context, width) {
   context.fillStyle = "#ffffff";
-  context.fillRect(LABELS, 0, width, RULER + LAYERS);
+  context.fillRect(LABELS, 0, width, HEAD);
   const step = tickStep(view.to - view.from, (width - LABELS) / 110);
   context.font = SMALL;
   context.fillStyle = "#66707c";
@@ -231,16 +233,23 @@ function drawHead(context, width) {
     if (xOf(us, width) < LABELS + 12) continue;
     context.fillText(us.toFixed(digits), xOf(us, width), RULER / 2);
   }
-  for (const [index, layer] of data.layers.entries()) {
-    const left = Math.max(LABELS, xOf(layer.start_us, width));
-    const right = Math.min(width, xOf(layer.end_us, width));
+  drawSpans(context, width, data.parts, RULER, ["#dbe7f3", "#f3e6d4"], (one) => [one.part, one.part]);
+  drawSpans(context, width, data.layers, RULER + PARTS, ["#edf0f4", "#e3e8ee"],
+    (one) => [`layer ${one.layer}`, String(one.layer)]);
+}
+
+// Stretches of time below the ruler, in turn in two colours, with a long or a short name.
+function drawSpans(context, width, spans, top, fills, names) {
+  for (const [index, one] of spans.entries()) {
+    const left = Math.max(LABELS, xOf(one.start_us, width));
+    const right = Math.min(width, xOf(one.end_us, width));
     if (right <= left) continue;
-    context.fillStyle = index % 2 ? "#e3e8ee" : "#edf0f4";
-    context.fillRect(left, RULER, right - left, LAYERS - 2);
+    context.fillStyle = fills[index % 2];
+    context.fillRect(left, top, right - left, LAYERS - 2);
     if (right - left > 18) {
+      const [long, short] = names(one);
       context.fillStyle = "#66707c";
-      const text = right - left > 60 ? `layer ${layer.layer}` : String(layer.layer);
-      context.fillText(text, (left + right) / 2, RULER + LAYERS / 2 - 1);
+      context.fillText(right - left > 60 ? long : short, (left + right) / 2, top + LAYERS / 2 - 1);
     }
   }
 }
@@ -265,7 +274,8 @@ function drawLabels(context, height) {
   context.fillStyle = "#66707c";
   context.font = SMALL;
   context.fillText("predicted \u00b5s", LABELS - 10, RULER / 2);
-  context.fillText("layer", LABELS - 10, RULER + LAYERS / 2 - 1);
+  if (PARTS) context.fillText("part", LABELS - 10, RULER + PARTS / 2 - 1);
+  context.fillText("layer", LABELS - 10, RULER + PARTS + LAYERS / 2 - 1);
   context.strokeStyle = "#d9dde2";
   context.strokeRect(LABELS - 0.5, -1, 1, height + 2);
 }
@@ -297,7 +307,7 @@ function scrollBy(pixels) {
 }
 
 function eventAt(x, y) {
-  if (x < LABELS || y < RULER + LAYERS) return -1;
+  if (x < LABELS || y < HEAD) return -1;
   const lane = lanes.find((one) => y >= one.y - view.scroll && y <= one.y - view.scroll + one.height);
   if (!lane) return -1;
   const slack = 2 / scaleOf(surface.width), time = timeAt(x, surface.width);
@@ -325,6 +335,7 @@ function select(event) {
   if (waited) waited.onclick = () => { select(before); reveal(before); };
   fillFacts(list, [
     ["op", data.ops[columns.op[event]]], ["phase", phase.id], ["kind", data.kinds[columns.kind[event]]],
+    ["part", phase.part],
     ["layer", columns.layer[event] < 0 ? "" : String(columns.layer[event])],
     ["rank", String(track.rank)], ["track", track.name],
     ["start", usText(starts[event])], ["end", usText(ends[event])],
@@ -349,7 +360,7 @@ function reveal(event) {
   show(middle - span / 2, middle + span / 2);
   const lane = laneOf(event);
   if (lane.y - view.scroll > surface.height - 40) scrollBy(lane.y - view.scroll - surface.height + 80);
-  if (lane.y - view.scroll < RULER + LAYERS) scrollBy(lane.y - view.scroll - RULER - LAYERS - 10);
+  if (lane.y - view.scroll < HEAD) scrollBy(lane.y - view.scroll - HEAD - 10);
 }
 
 // Marks the events whose phase, op, stall or layer fits the words, such as `p09` or `layer 12`.
@@ -361,7 +372,7 @@ function search(text) {
   if (wanted) {
     const layer = /^layer (\d+)$/.exec(wanted);
     const fits = (words) => words.map((one) => one.toLowerCase().includes(wanted));
-    const phases = fits(data.phases.map((one) => `${one.id} ${one.title} ${one.kind}`));
+    const phases = fits(data.phases.map((one) => `${one.id} ${one.title} ${one.kind} ${one.part}`));
     const stalls = fits(data.stalls), kinds = fits(data.kinds), ops = fits(data.ops);
     matches = new Uint8Array(count);
     const rank = Number(document.getElementById("rank").value);
