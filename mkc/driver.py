@@ -20,14 +20,13 @@ from mkc.errors import AheadOfTimeError
 from mkc.errors import BatchError
 from mkc.errors import DeviceCountError
 from mkc.errors import HbmError
+from mkc.errors import LintError
 from mkc.errors import PassSpecError
 from mkc.errors import ProofError
 from mkc.errors import RoundsError
 from mkc.errors import ShardingError
 from mkc.errors import TileError
-from mkc.errors import UnsupportedGraphError
 from mkc.errors import VmemError
-from mkc.ir import ops_spec
 from mkc.ir.graph import Graph
 from mkc.ir.text import print_graph
 from mkc.ir.token_masks import with_token_masks
@@ -41,6 +40,8 @@ from mkc.report import plan_document
 from mkc.report import rank_bytes
 from mkc.report import report_document
 from mkc.schedule.decisions import DecisionLog
+from mkc.schedule.lint import lint_program
+from mkc.schedule.lint import lint_source
 from mkc.schedule.program_text import print_program
 from mkc.schedule.simulate import PhaseCycles
 from mkc.schedule.simulate import predict
@@ -70,6 +71,7 @@ class CompileRequest:
       aot: compile ahead of time with the TPU compiler.
       phase_times: with `aot`, compile once more, beside it, to predict phases from machine code.
       retrace: graph of the same model for another batch, to try what would fit; None tries less.
+      prompts: graph that reads prompts into the same states, None for `graph` itself.
     """
 
     graph: Graph
@@ -82,6 +84,7 @@ class CompileRequest:
     aot: bool = True
     phase_times: bool = False
     retrace: Callable[[int], Graph] | None = None
+    prompts: Graph | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +133,14 @@ def compile_graph(request: CompileRequest) -> CompileResult:
         lowered=lowered,
         target=target,
         report=report_document(
-            lowered, target, aot, seconds, predicted=predicted, proof=proof, plan=plan
+            lowered,
+            target,
+            aot,
+            seconds,
+            predicted=predicted,
+            proof=proof,
+            plan=plan,
+            prompts=request.prompts,
         ),
         plan=plan,
         kernel_source=built.source,
@@ -141,16 +151,6 @@ def compile_graph(request: CompileRequest) -> CompileResult:
 
 def _masked(request: CompileRequest) -> CompileRequest:
     """The request for a graph that reads masks of tokens."""
-    if is_round(request.graph):
-        node = next(
-            one for one in request.graph.body.nodes() if isinstance(one.op, ops_spec.Accept)
-        )
-        raise UnsupportedGraphError(
-            op=node.op.mnemonic,
-            location=node.location,
-            problem="masks of tokens in a round with drafts, which the kernel cannot do yet",
-            hint="Compile without --token-masks, or with --spec none",
-        )
     retrace = request.retrace
     return replace(
         request,
@@ -305,7 +305,8 @@ def _build(request: CompileRequest, target: Target, *, reserve_bytes: int) -> _B
 def _checked(
     request: CompileRequest, target: Target, built: _Built
 ) -> tuple[_Built, AotResult | None, Mapping[str, PhaseCycles], Proof]:
-    """The proof, and what is wanted of the compiler, which works beside it in other processes."""
+    """Lint, the proof, and what is wanted of the compiler, which works beside it elsewhere."""
+    _lint(built, target)
     with ThreadPoolExecutor(2) as beside:
         ahead = beside.submit(_compile_ahead, built.source, target) if request.aot else None
         phases = (
@@ -318,7 +319,15 @@ def _checked(
         return built, aot, cycles, proof
     built, aot = _with_more_reserve(request, target, built, aot)
     cycles = _phase_code(built.source, target) if _wants_phases(request) else {}
+    _lint(built, target)
     return built, aot, cycles, _prove(built, target)
+
+
+def _lint(built: _Built, target: Target) -> None:
+    program = built.lowered.program
+    found = [*lint_program(program, target), *lint_source(built.source)]
+    if found:
+        raise LintError(model=program.name, issue=str(found[0]), count=len(found))
 
 
 def _prove(built: _Built, target: Target) -> Proof:

@@ -95,12 +95,12 @@ def hbm_plan(
     def operands(*roles: str) -> int:
         return sum(_padded(one, target) for one in program.operands if one.role in roles)
 
-    held = {"tape", "page", "narrow", "table", "state", "cache"}
+    held = {"tape", "page", "narrow", "matrix", "experts", "table", "state", "cache"}
     inputs = {one.role for one in program.operands} - held
     computed = prefill_workspace(prompts or lowered.steps.sharded.graph, prefill_rows)
     parts = (
         ("weight tape", operands("tape"), SHAPES),
-        ("other weights", operands("page", "narrow", "table"), SHAPES),
+        ("other weights", operands("page", "narrow", "matrix", "experts", "table"), SHAPES),
         ("recurrent states", operands("state"), SHAPES),
         ("key-value caches", operands("cache"), SHAPES),
         ("logits", _logits_bytes(program), SHAPES),

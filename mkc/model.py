@@ -24,12 +24,15 @@ class Model:
       load_config: from the contents of a Hugging Face config.json; raises `mkc.ConfigError`.
       decoder: `decoder(config, step)`, the graph of one decode step.
       default_config: config file, relative to the folder of the model file.
+      small_config: one of the same structure, of a size that is run where there is no TPU; empty
+        where there is none.
     """
 
     name: str
     load_config: Callable[[Mapping[str, Any]], Any]
     decoder: Callable[..., Outputs]
     default_config: str
+    small_config: str = ""
 
     def trace(
         self, config: Mapping[str, Any], *, batch: int, context: int, rows_per_sequence: int = 1
@@ -78,6 +81,7 @@ class Drafter:
       remember: `remember(config, step)`: verified rows enter the drafter's caches.
       propose: `propose(config, step)`: remembers `step.remembered`, and fills a block.
       default_config: config file, relative to the folder of the drafter's file.
+      small_config: a drafter for small configs of models, as for `Model`.
     """
 
     name: str
@@ -86,3 +90,4 @@ class Drafter:
     remember: Callable[[Any, ContextStep], None]
     propose: Callable[[Any, DraftStep], Drafts]
     default_config: str
+    small_config: str = ""

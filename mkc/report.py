@@ -8,7 +8,9 @@ from typing import Any
 
 from mkc.codegen_pallas.aot import AotResult
 from mkc.hbm_plan import hbm_plan
+from mkc.ir.graph import Graph
 from mkc.ir.types import DType
+from mkc.passes.p10_shard import Shard
 from mkc.passes.pipeline import Lowered
 from mkc.plan.form import DIGEST
 from mkc.plan.form import OF_PLAN
@@ -16,6 +18,7 @@ from mkc.plan.form import PLAN_VERSION
 from mkc.plan.form import digest
 from mkc.plan.form import plain
 from mkc.prompt_blocks import block_sizes
+from mkc.schedule.decisions import DecisionLog
 from mkc.schedule.program import TAPE_LANES
 from mkc.schedule.program import Loop
 from mkc.schedule.program import MatmulPhase
@@ -29,7 +32,7 @@ from mkc.schedule.simulate import Prediction
 from mkc.schedule.verify import Proof
 from mkc.targets import Target
 
-WEIGHT_ROLES = ("tape", "page", "narrow")
+WEIGHT_ROLES = ("tape", "page", "narrow", "matrix")
 LARGEST_LISTED = 8
 
 
@@ -117,11 +120,13 @@ def report_document(
     predicted: Prediction,
     proof: Proof,
     plan: Mapping[str, Any],
+    prompts: Graph | None = None,
 ) -> dict[str, Any]:
     """The contents of report.json.
 
     Args:
       plan: the contents of the plan.json beside it.
+      prompts: graph that reads prompts, None for the kernel's own.
     """
     program = lowered.program
     allocations = lowered.residency.allocations
@@ -143,7 +148,7 @@ def report_document(
             "reserve_bytes": lowered.residency.reserve_bytes,
             "largest": [[one.name, one.bytes] for one in allocations[:LARGEST_LISTED]],
         },
-        "hbm": _hbm_document(lowered, target, aot),
+        "hbm": _hbm_document(lowered, target, aot, prompts),
         "aot": _aot_document(aot),
         "decisions": len(lowered.log.decisions),
         "predicted": predicted.document(),
@@ -154,13 +159,19 @@ def report_document(
     return {**document, DIGEST: digest(document)}
 
 
-def _hbm_document(lowered: Lowered, target: Target, aot: AotResult | None) -> dict[str, Any]:
+def _hbm_document(
+    lowered: Lowered, target: Target, aot: AotResult | None, prompts: Graph | None
+) -> dict[str, Any]:
     """What a device holds when the kernel is served; see `mkc.hbm_plan`."""
+    if prompts is not None:
+        shard = Shard(ranks=lowered.program.ranks)
+        prompts = shard.apply(prompts, DecisionLog(), like=lowered.steps.sharded).graph
     plan = hbm_plan(
         lowered,
         target,
         prefill_rows=block_sizes(lowered.program.context)[-1],
         kernel_bytes=aot.temporary_bytes if aot is not None else None,
+        prompts=prompts,
     )
     return {
         "total_bytes": plan.total_bytes,

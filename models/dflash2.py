@@ -345,4 +345,5 @@ DRAFTER = mkc.Drafter(
     remember=remember,
     propose=propose,
     default_config="configs/dflash2_qwen38_27b.json",
+    small_config="configs/dflash2_qwen38_small.json",
 )

@@ -314,4 +314,5 @@ DRAFTER = mkc.Drafter(
     remember=remember,
     propose=propose,
     default_config="configs/dspark_kimi_k3.json",
+    small_config="configs/dspark_kimi_k3_small.json",
 )

@@ -441,4 +441,5 @@ MODEL = mkc.Model(
     load_config=Config.from_hf,
     decoder=decoder,
     default_config="configs/kimi_k3.json",
+    small_config="configs/kimi_k3_small.json",
 )

@@ -344,4 +344,5 @@ MODEL = mkc.Model(
     load_config=Config.from_hf,
     decoder=decoder,
     default_config="configs/qwen38_27b.json",
+    small_config="configs/qwen38_small.json",
 )

@@ -65,7 +65,8 @@ def bench_command(
     weights: Annotated[
         str | None,
         typer.Argument(
-            help="Checkpoint folder, or OWNER/NAME of the Hugging Face hub.", metavar="[MODEL]"
+            help="Checkpoint folder, or OWNER/NAME[@REVISION] of the Hugging Face hub.",
+            metavar="[MODEL]",
         ),
     ] = None,
     model: ModelOption = None,

@@ -43,6 +43,7 @@ from mkc.cli.speculation import NONE
 from mkc.cli.speculation import DraftOption
 from mkc.cli.speculation import SpecOption
 from mkc.errors import MkcError
+from mkc.errors import PromptLengthError
 from mkc.runtime.distributed import START_SECONDS
 from mkc.runtime.request import SequenceStatistics
 from mkc.runtime.sampling import SamplingParams
@@ -60,6 +61,7 @@ HELP = """\
 /help          this list
 /exit          leave; so does Ctrl-D
 Ctrl-C ends an answer. The arrow keys edit a line and bring back earlier ones."""
+TOO_LONG = "the prompt is the whole conversation: /reset forgets it"
 NO_DRAFTER = "no drafter is loaded: every round emits one token, with /draft on and off"
 
 
@@ -67,7 +69,8 @@ def chat_command(
     weights: Annotated[
         str | None,
         typer.Argument(
-            help="Checkpoint folder, or OWNER/NAME of the Hugging Face hub.", metavar="[MODEL]"
+            help="Checkpoint folder, or OWNER/NAME[@REVISION] of the Hugging Face hub.",
+            metavar="[MODEL]",
         ),
     ] = None,
     model: ModelOption = None,
@@ -197,6 +200,10 @@ class Conversation:
             self.messages.append({"role": "system", "content": self.system})
 
     @property
+    def _has_turns(self) -> bool:
+        return any(one["role"] != "system" for one in self.messages)
+
+    @property
     def drafting(self) -> str:
         """Whether tokens are drafted, and by what."""
         if self.session.scheme == NONE:
@@ -213,6 +220,8 @@ class Conversation:
         except MkcError as error:
             print(error.report(), file=sys.stderr)
             del self.messages[known:]
+            if isinstance(error, PromptLengthError) and self._has_turns:
+                print(TOO_LONG, file=sys.stderr)
 
     def print_statistics(self) -> None:
         """What runs, the last answer, the prefix cache."""

@@ -78,7 +78,10 @@ def compile_command(
     ] = 1,
     logits: Annotated[bool, typer.Option(help="The kernel returns the logits too.")] = False,
     token_masks: Annotated[
-        bool, typer.Option(help="The kernel reads which tokens each sequence may emit.")
+        bool,
+        typer.Option(
+            help="The kernel reads which tokens may come next; one that drafts always does."
+        ),
     ] = False,
     aot: Annotated[bool, typer.Option(help="Compile ahead of time with the TPU compiler.")] = True,
     phase_times: Annotated[
@@ -110,16 +113,20 @@ def compile_command(
     if emit is None:
         check_folder(folder)
 
-    def graph_of(sequences: int) -> Graph:
+    def graphs_of(sequences: int) -> tuple[Graph, Graph | None]:
+        """What is compiled, and what reads prompts where that is another graph."""
         if spec is not None and drafting:
-            return scheme_round(
+            scheme = scheme_round(
                 model, spec, draft, batch=sequences, context=context, config_path=config
-            ).graph
-        return model_graph(model, batch=sequences, context=context, config_path=config)
+            )
+            return scheme.graph, scheme.prefill
+        return model_graph(model, batch=sequences, context=context, config_path=config), None
 
+    graph, prompts = graphs_of(batch)
     request = CompileRequest(
-        graph=graph_of(batch),
-        retrace=graph_of,
+        graph=graph,
+        prompts=prompts,
+        retrace=lambda sequences: graphs_of(sequences)[0],
         target=target,
         tp=tp,
         passes=passes,

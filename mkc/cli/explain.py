@@ -18,6 +18,7 @@ from mkc.cli.output import json_text
 from mkc.plan.folder import PlanFolder
 from mkc.plan.folder import read_folder
 from mkc.plan.weights import Weighed
+from mkc.plan.weights import estimated_us
 from mkc.plan.weights import find_decisions
 from mkc.plan.weights import weigh
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from mkc.cli.what_if import Alternative
 
 MEGABYTE = 1_000_000
+# How the cost of an alternative is known: of the whole step by lowering and simulating it, of one
+# execution by the pass that decided; or not at all, for the reason that is given.
+SIMULATED, ESTIMATED, REASON = "simulated", "estimated", "reason"
 
 
 def explain_command(
@@ -39,7 +43,7 @@ def explain_command(
     found = weigh(plan) if name is None else find_decisions(plan, name)
     others = _others(plan, found) if name is not None else {}
     if json:
-        documents = [_document(one, others.get(one.decision.id, ())) for one in found]
+        documents = [explained(one, others.get(one.decision.id, ())) for one in found]
         typer.echo(json_text({"decisions": documents}), nl=False)
         return
     console = Console(highlight=False)
@@ -71,22 +75,50 @@ def _what_if(alternatives: tuple[Alternative, ...], unit: str) -> Iterator[str]:
         return
     yield f"  simulated    predicted us a {unit}, phase times of all from the target file:"
     for one in alternatives:
-        what = escape(f'--passes "{one.passes}"') if one.passes else "as chosen"
+        what = _spoken(one.options.arguments) or "as chosen"
+        what += ", the same plan" if one.same and one.options.arguments else ""
         time = one.problem if one.round_us is None else f"{one.round_us:.1f}"
-        yield f"               {escape(time):>10}  {what}"
+        yield f"               {escape(time):>10}  {escape(what)}"
 
 
-def _document(one: Weighed, alternatives: tuple[Alternative, ...]) -> dict[str, Any]:
+def _spoken(arguments: tuple[str, ...]) -> str:
+    """Arguments as they are typed."""
+    return " ".join(one if one.isalnum() or one[0] == "-" else f'"{one}"' for one in arguments)
+
+
+def explained(one: Weighed, alternatives: tuple[Alternative, ...]) -> dict[str, Any]:
+    """A decision for JSON, with what the pass said of other choices and what was simulated."""
     return {
-        "alternatives": [
-            {"passes": each.passes, "predicted_us": each.round_us, "problem": each.problem}
-            for each in alternatives
-        ],
         **asdict(one.decision),
+        "alternatives": [*_told(one), *map(_simulated, alternatives)],
         "predicted_weight_us": one.weight_us,
         "bytes": one.bytes,
         "phases": list(one.phases),
+        "executions": one.executions,
         "predicted_saved_us": one.saved_us,
+    }
+
+
+def _told(one: Weighed) -> Iterator[dict[str, Any]]:
+    """What the pass said of other choices: a time of one execution, or why there is none."""
+    for choice, why in one.decision.rejected.items():
+        us = estimated_us(why)
+        yield {
+            "basis": REASON if us is None else ESTIMATED,
+            "choice": choice,
+            "why": why,
+            "predicted_us": us,
+        }
+
+
+def _simulated(one: Alternative) -> dict[str, Any]:
+    """A whole step with other options; the first is the plan itself."""
+    return {
+        "basis": SIMULATED,
+        "choice": "as chosen" if one.same else "otherwise",
+        "options": list(one.options.arguments),
+        "why": one.problem,
+        "predicted_us": one.round_us,
     }
 
 
@@ -108,7 +140,10 @@ def _lines(one: Weighed, unit: str) -> Iterator[str]:
     yield f"  chosen       {escape(decision.chosen)}"
     yield f"  because      {escape(decision.because)}"
     for choice, why in decision.rejected.items():
-        yield f"  alternative  {escape(choice)}: {escape(why)}"
+        label = "alternative" if estimated_us(why) is None else "estimated"
+        each = "" if one.executions == 1 else f", {one.executions} times a {unit}"
+        told = why if estimated_us(why) is None else f"{why}{each}"
+        yield f"  {label:<11}  {escape(choice)}: {escape(told)}"
     where = f"phases {', '.join(one.phases)}" if one.phases else f"the whole {unit}"
     yield (
         f"  weight       predicted {one.weight_us:.1f} us: {where}, {one.bytes / MEGABYTE:.1f} MB "

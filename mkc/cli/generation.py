@@ -26,6 +26,7 @@ from typing import Any
 import jax
 import typer
 
+from mkc.cli.doubts import doubts
 from mkc.cli.kernel_choice import KernelChoice
 from mkc.cli.lookup import PACKAGE
 from mkc.cli.lookup import model_graph
@@ -96,7 +97,7 @@ ModelOption = Annotated[
 ]
 WeightsOption = Annotated[
     str | None,
-    typer.Option(help="Checkpoint folder, or OWNER/NAME of the Hugging Face hub."),
+    typer.Option(help="Checkpoint folder, or OWNER/NAME[@REVISION] of the Hugging Face hub."),
 ]
 RevisionOption = Annotated[
     str | None, typer.Option(help="Branch, tag or commit of a hub checkpoint.")
@@ -285,8 +286,8 @@ def open_session(choice: ModelChoice, *, quiet: bool, slots: int = 1) -> Session
     else:
         opened = open_backend(choice, graph, checkpoint)
     backend = opened.backend if choice.launch is None else lead_or_follow(opened.backend)
-    for name in opened.not_finite:
-        print(f"warning: tensor '{name}' has a NaN or an infinity", file=sys.stderr)
+    for doubt in doubts(tokenizer, opened.not_finite):
+        print(f"warning: {doubt}", file=sys.stderr)
     if not quiet:
         print(f"mkc: {opened.description}", file=sys.stderr)
     cache = PrefixCache(rows=backend.prefill_rows, max_bytes=PREFIX_CACHE_BYTES)

@@ -44,7 +44,8 @@ CONTEXT = 256
 def pack_command(
     model: Annotated[str, typer.Argument(help="A name of `mkc models`, or file.py:function.")],
     weights: Annotated[
-        str, typer.Option(help="Checkpoint folder, or OWNER/NAME of the Hugging Face hub.")
+        str,
+        typer.Option(help="Checkpoint folder, or OWNER/NAME[@REVISION] of the Hugging Face hub."),
     ],
     out: Annotated[Path, typer.Option(help="Folder to write; continued when it is not finished.")],
     spec: SpecOption = None,

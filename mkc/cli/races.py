@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from collections.abc import Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from math import prod
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 from zlib import crc32
 
@@ -20,13 +17,14 @@ from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
 from numpy.typing import NDArray
 
-from mkc.cli.lookup import config_file
 from mkc.cli.lookup import package_folder
-from mkc.cli.lookup import read_config
 from mkc.cli.lookup import registered_models
+from mkc.cli.speculation import registered_drafters
 from mkc.driver import CompileResult
 from mkc.errors import MkcError
 from mkc.ir.graph import Graph
+from mkc.model import Drafter
+from mkc.model import Model
 from mkc.runtime.kernel import KernelSession
 from mkc.runtime.kernel import mesh_of
 from mkc.runtime.kernel_rounds import launch_rounds
@@ -37,8 +35,6 @@ type Compile = Callable[[Path | None, Path | None], CompileResult]
 LARGEST_BYTES = 256 << 20  # weights that are interpreted in about a minute
 CLOCK_ENTRIES = 512  # so that waiting for one copy does not hide races of others
 WEIGHT_SCALE = 0.02
-# Sizes that checkpoints give under common names, and what they become.
-SMALLER = {"hidden_size": 512, "intermediate_size": 2048, "vocab_size": 4096}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +42,12 @@ class Reduced:
     """Configs of the smaller model and its drafter, None where mkc chooses.
 
     Attributes:
-      drafts: there is a drafter.
+      scheme: name of the drafter, None without one.
     """
 
     config: Path | None
     draft: Path | None
-    drafts: bool
+    scheme: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,80 +58,46 @@ class Found:
     ground: str
 
 
-def find_races(
-    model: str,
-    result: CompileResult,
-    compiled: Compile,
-    *,
-    config: Path | None,
-    reduced: Reduced,
-) -> Found:
+def find_races(model: str, result: CompileResult, compiled: Compile, *, reduced: Reduced) -> Found:
     """Runs the model itself when it is small, else one of the same structure.
 
     Args:
+      model: as the user named it.
       result: the plan that was asked for.
       compiled: compiles the model with the same options and other configs.
-      config: of the model, as the user gave it.
       reduced: of the smaller one.
     """
     if reduced.config is None and _weight_bytes(result.graph) <= LARGEST_BYTES:
         return _run(result, "the model itself")
-    if reduced.config is not None:
-        what = f"reduced to {reduced.config.name}"
-        return _run_small(compiled(reduced.config, reduced.draft), what)
-    if reduced.drafts:
-        ground = (
-            "too large to be interpreted; name small configs with --races-config, --races-draft"
-        )
+    config = reduced.config or _small_config(registered_models().get(model))
+    draft = reduced.draft
+    if draft is None and reduced.scheme is not None:
+        draft = _small_config(registered_drafters().get(reduced.scheme))
+    if config is None or (draft is None and reduced.scheme is not None):
+        wanted = "--races-config" if config is None else "--races-draft"
+        ground = f"too large to be interpreted; name a small config with {wanted}"
         return Found(ran=None, ground=ground)
-    if model not in registered_models():
-        ground = "too large to be interpreted; name a small config with --races-config"
-        return Found(ran=None, ground=ground)
-    file = config_file(config or package_folder() / registered_models()[model].default_config)
-    small = _smaller(read_config(file))
-    with TemporaryDirectory(prefix="mkc-races-") as folder:
-        path = Path(folder, "config.json")
-        path.write_text(json.dumps(small), encoding="utf-8")
-        try:
-            found = compiled(path, None)
-        except MkcError as error:
-            ground = f"the chosen size does not compile ({error}); name one with --races-config"
-            return Found(ran=None, ground=ground)
-    text = small.get("text_config", small)
-    return _run_small(found, f"reduced to {text.get('num_hidden_layers')} layers")
+    what = " and ".join(one.name for one in (config, draft) if one is not None)
+    try:
+        small = compiled(config, draft)
+    except MkcError as error:
+        if reduced.config is not None or reduced.draft is not None:
+            raise
+        return Found(ran=None, ground=f"the reduced size, {what}, does not compile ({error})")
+    if _weight_bytes(small.graph) > LARGEST_BYTES:
+        return Found(ran=None, ground=f"{what} is still too large to be interpreted")
+    return _run(small, f"reduced to {what}")
 
 
-def _run_small(result: CompileResult, what: str) -> Found:
-    if _weight_bytes(result.graph) > LARGEST_BYTES:
-        return Found(ran=None, ground=f"{what} it is still too large to be interpreted")
-    return _run(result, what)
+def _small_config(family: Model | Drafter | None) -> Path | None:
+    """What a family of models that mkc ships names as its small config."""
+    if family is None or not family.small_config:
+        return None
+    return package_folder() / family.small_config
 
 
 def _weight_bytes(graph: Graph) -> int:
     return sum(one.type.bytes * one.instances for one in graph.params.values())
-
-
-def _smaller(config: Mapping[str, Any]) -> dict[str, Any]:
-    """One period of the layers, and smaller widths where they have their common names."""
-    small = dict(config)
-    if isinstance(small.get("text_config"), dict):
-        small["text_config"] = _smaller(small["text_config"])
-        return small
-    kinds = small.get("layer_types")
-    if isinstance(kinds, list) and kinds:
-        period = next(
-            size
-            for size in range(1, len(kinds) + 1)
-            if all(kinds[at] == kinds[at % size] for at in range(len(kinds)))
-        )
-        small["layer_types"] = kinds[:period]
-        small["num_hidden_layers"] = period
-    elif isinstance(small.get("num_hidden_layers"), int):
-        small["num_hidden_layers"] = min(2, small["num_hidden_layers"])
-    for name, size in SMALLER.items():
-        if isinstance(small.get(name), int):
-            small[name] = min(size, small[name])
-    return small
 
 
 def _run(result: CompileResult, what: str) -> Found:
@@ -163,14 +125,29 @@ def _run(result: CompileResult, what: str) -> Found:
             _launch(session)
         detector = interpret_pallas_call.races
         races = detector is not None and detector.races_found
+        spoiled = _not_numbers(session)
     except Exception as error:  # a read out of bounds, a wait that does not end
         return Found(ran=False, ground=f"{what}: {type(error).__name__}: {error}".splitlines()[0])
     finally:
         pltpu.reset_tpu_interpret_mode_state()
     if races or printed.getvalue():
-        ground = printed.getvalue().strip().splitlines() or ["the race detector found a race"]
-        return Found(ran=False, ground=f"{what}: {ground[0]}")
+        lines = printed.getvalue().strip().splitlines() or ["the race detector found a race"]
+        return Found(ran=False, ground=f"{what}: {lines[0]}")
+    if spoiled:
+        problem = f"memory that nobody has written ends up in {', '.join(spoiled)} as NaN"
+        return Found(ran=False, ground=f"{what}: {problem}")
     return Found(ran=True, ground=f"{what}, interpreted on {program.ranks} virtual devices")
+
+
+def _not_numbers(session: KernelSession) -> list[str]:
+    """States with a NaN. Weights and states were numbers, so it comes from fresh memory, also where
+    it was multiplied by zero."""
+    states = [one.name for one in session.program.operands if one.updated]
+    return [
+        name
+        for name in states
+        if any(np.isnan(part.astype(np.float32)).any() for part in session.rank_parts(name))
+    ]
 
 
 def _launch(session: KernelSession) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Annotated
+from typing import Any
 
 import typer
 
@@ -23,6 +25,7 @@ from mkc.errors import ConfigError
 from mkc.errors import NoDraftsError
 from mkc.errors import SchemeOptionError
 from mkc.model import Drafter
+from mkc.model import Model
 from mkc.runtime.backends.opening import OpenedBackend
 from mkc.runtime.backends.opening_speculative import open_kernel_rounds
 from mkc.runtime.backends.opening_speculative import open_speculative
@@ -41,7 +44,8 @@ SpecOption = Annotated[
     ),
 ]
 DraftOption = Annotated[
-    str | None, typer.Option(help="Checkpoint folder of the drafter, or OWNER/NAME of the hub.")
+    str | None,
+    typer.Option(help="Checkpoint of the drafter: a folder, or OWNER/NAME[@REVISION] of the hub."),
 ]
 
 
@@ -135,6 +139,21 @@ def drafter_of(path: Path) -> str:
     )
 
 
+def refuse_other_kind(spec: str, file: Path, config: Mapping[str, Any]) -> None:
+    """Raises `SchemeOptionError` where a config is right, but that of something else."""
+    kinds: dict[str, Drafter | Model] = {
+        **{f"the drafter '{name}'": one for name, one in registered_drafters().items()},
+        **{f"the model '{name}'": one for name, one in registered_models().items()},
+    }
+    for kind, one in sorted(kinds.items()):
+        with suppress(ConfigError):
+            one.load_config(config)
+            raise SchemeOptionError(
+                problem=f"--spec {spec} does not fit {file}, which is of {kind}",
+                known=[NONE, *registered_drafters()],
+            )
+
+
 def scheme_round(
     model: str,
     spec: str,
@@ -144,7 +163,7 @@ def scheme_round(
     context: int,
     config_path: Path | None,
 ) -> Round:
-    """The round of a registered model and a drafter.
+    """The round of a registered model and a drafter, with masks of tokens: it can be served.
 
     Args:
       spec: name of the drafter.
@@ -168,9 +187,13 @@ def scheme_round(
     draft_file = config_file(draft or package_folder() / drafter.default_config)
     config, draft_config = read_config(file), read_config(draft_file)
     with naming(draft_file):
-        drafter.load_config(draft_config)
+        try:
+            drafter.load_config(draft_config)
+        except ConfigError:
+            refuse_other_kind(spec, draft_file, draft_config)
+            raise
     with naming(file):
-        return block_round(
+        found = block_round(
             models[model],
             config,
             drafter,
@@ -178,6 +201,7 @@ def scheme_round(
             batch=batch,
             context=context,
         )
+        return found.masked
 
 
 def open_drafting(

@@ -17,6 +17,7 @@ NONE = "none"  # the scheme without drafts, whose rounds are decode steps
 MEGABYTE = 1_000_000
 MIB = 1 << 20
 GIB = 1 << 30
+SCREEN_WIDTH = 80
 LABEL_WIDTH = 13
 BAR_WIDTH = 20
 LARGEST, HEAVIEST = 3, 4  # buffers and decisions that are named
@@ -57,8 +58,10 @@ def _rows(
     yield "vmem", _vmem(report["vmem"])
     yield (
         "",
-        ", ".join(
-            f"{name} {count / MIB:.2f}" for name, count in report["vmem"]["largest"][:LARGEST]
+        _cut(
+            ", ".join(
+                f"{name} {count / MIB:.2f}" for name, count in report["vmem"]["largest"][:LARGEST]
+            )
         ),
     )
     hbm = report["hbm"]
@@ -71,9 +74,15 @@ def _rows(
     yield "TPU compiler", _compiled(report["aot"])
     yield "decisions", f"{report['decisions']}, the heaviest of them:"
     for one in decisions[:HEAVIEST]:
-        yield "", f"{one.decision.id}: {one.decision.chosen}"
+        yield "", _cut(f"{one.decision.id}: {one.decision.chosen}")
     yield "written to", str(folder)
     yield "next", f"mkc viz {folder}, mkc explain {folder}"
+
+
+def _cut(text: str) -> str:
+    """A text that fits into its line; `mkc explain` has the whole one."""
+    longest = SCREEN_WIDTH - LABEL_WIDTH - 1
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
 def _vmem(vmem: Mapping[str, Any]) -> str:
@@ -98,9 +107,24 @@ def _predicted(report: Mapping[str, Any], unit: str) -> Iterator[tuple[str, str]
         f"{predicted['round_us']:,.1f} us a {unit}, floor {predicted['floor_us']:,.1f} us: "
         f"{100 * predicted['utilization']:.1f} % of the memory's rate",
     )
+    yield "", f"caches read up to position {predicted['position']:,} of every sequence"
+    yield "", "core times from: " + ", ".join(_shares(predicted["cost_source"]))
     exposed = {key: us for key, us in predicted["exposed"].items() if us >= 0.05}
     if exposed:
-        yield "", "memory idle, us: " + ", ".join(f"{key} {us:,.1f}" for key, us in exposed.items())
+        yield (
+            "",
+            "memory idle, us: " + ", ".join(f"{key} {_short(us)}" for key, us in exposed.items()),
+        )
+
+
+def _short(us: float) -> str:
+    return f"{us:,.1f}" if us < 10 else f"{us:,.0f}"
+
+
+def _shares(sources: Mapping[str, float]) -> Iterator[str]:
+    """Of the core's work, by where its times come from; largest first."""
+    for source, share in sorted(sources.items(), key=lambda one: (-one[1], one[0])):
+        yield f"{source} {100 * share:.0f} %"
 
 
 def _compiled(aot: Mapping[str, Any] | None) -> str:

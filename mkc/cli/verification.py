@@ -48,6 +48,8 @@ from mkc.schedule.verify import CODES
 from mkc.schedule.verify import OBLIGATIONS
 from mkc.schedule.verify import Issue
 from mkc.schedule.verify import prove
+from mkc.schedule.verify.accesses import Access
+from mkc.schedule.verify.accesses import access_difference
 from mkc.schedule.verify.case import Case
 from mkc.schedule.verify.case import Kind
 from mkc.schedule.verify.case import following_case
@@ -58,6 +60,7 @@ from mkc.schedule.verify.compare import expected_events
 from mkc.schedule.verify.decisions import decisions
 from mkc.schedule.verify.events import Event
 from mkc.schedule.verify.trace import TraceError
+from mkc.schedule.verify.trace import Tracer
 from mkc.schedule.verify.trace import pallas_kernel
 from mkc.schedule.verify.trace import reference_names
 from mkc.schedule.verify.trace import tracer_of
@@ -209,7 +212,8 @@ def _traced(request: Request, result: CompileResult, source: str) -> Iterator[Ve
             return
         kernel = trace_kernel(request, module, program.ranks)
         known = kernel if same else trace_kernel(request, generated, program.ranks)
-        launches = traced_launches(request, result, kernel, module.SPEC, edited=not same)
+        beside = None if same else known
+        launches = traced_launches(request, result, kernel, module.SPEC, beside=beside)
     except TraceError as error:
         ground = f"the order of the kernel is not known before it runs: {error}"
         yield Verdict(name="kernel", status=FAILS, ground=ground)
@@ -238,17 +242,23 @@ class Launch:
 
     Attributes:
       hints: statements about multiples that are not true.
+      touches: in what an edited kernel touches something else than the generated one, None for
+        nothing.
     """
 
     case: Case
     events: Sequence[Sequence[Event]]
     hints: Sequence[str]
+    touches: str | None
 
 
 def traced_launches(
-    request: Request, result: CompileResult, kernel: Any, spec: KernelSpec, *, edited: bool
+    request: Request, result: CompileResult, kernel: Any, spec: KernelSpec, *, beside: Any
 ) -> list[Launch]:
     """One launch on all ranks; an edited text may differ in any, so all kinds on one rank too.
+
+    Args:
+      beside: the generated kernel where `kernel` is an edited one, else None.
 
     Raises:
       TraceError: what the kernel does depends on data.
@@ -256,23 +266,36 @@ def traced_launches(
     """
     program = result.lowered.program
     planned = [(launch_of(result), program.ranks)]
-    if edited:
+    if beside is not None:
         planned += [(case, 1) for case in launches_of(program)]
     names = reference_names(spec)
     found = []
     try:
         for case, ranks in planned:
             tracers = [tracer_of(program, rank, case) for rank in range(ranks)]
+            tracers[0].accesses = None if beside is None else []
             events = [one.run(kernel, names) for one in tracers]
             hints = [hint for one in tracers for hint in one.hints]
-            found.append(Launch(case=case, events=events, hints=hints))
-    except (AssertionError, LookupError, ValueError) as error:
-        if not edited:
+            touches = _touches(tracer_of(program, 0, case), beside, names, tracers[0].accesses)
+            found.append(Launch(case=case, events=events, hints=hints, touches=touches))
+    except (AssertionError, LookupError, TypeError, ValueError) as error:
+        if beside is None:
             raise
         assert request.kernel is not None
         problem = f"cannot be followed ({type(error).__name__}: {error})"
         raise KernelFileError(path=request.kernel, problem=problem) from error
     return found
+
+
+def _touches(
+    tracer: Tracer, beside: Any, names: Sequence[str], found: Sequence[Access] | None
+) -> str | None:
+    """Runs the generated kernel, too, and compares what rank 0 touches."""
+    if found is None:
+        return None
+    tracer.accesses = []
+    tracer.run(beside, names)
+    return access_difference(tracer.accesses, found)
 
 
 def launch_of(result: CompileResult) -> Case:
@@ -307,8 +330,15 @@ def _compared(
         f"an edited text; its arithmetic is not proven: {ground}, and {more} of rank 0 in "
         f"{len(others)} kinds of launches, are those that were proven"
     )
+    touches = next((one for one in launches if one.touches is not None), None)
+    if touches is not None:
+        ground += (
+            f". Not proven: it does not touch the same as the generated kernel; in the launch "
+            f"'{touches.case.name}', {touches.touches}"
+        )
     ground += _decides(new)
-    return Verdict(name="kernel", status=FAILS if new else HOLDS, ground=ground)
+    status = FAILS if new else HOLDS if touches is None else SKIPPED
+    return Verdict(name="kernel", status=status, ground=ground)
 
 
 def _decides(new: Sequence[str]) -> str:
@@ -380,12 +410,15 @@ def _races(request: Request, result: CompileResult) -> Verdict:
         ground = "the race detector runs the generated kernel of a reduced plan only"
         return Verdict(name="races", status=SKIPPED, ground=ground)
 
-    reduced = Reduced(config=request.races_config, draft=request.races_draft, drafts=request.drafts)
+    reduced = Reduced(
+        config=request.races_config,
+        draft=request.races_draft,
+        scheme=request.spec if request.drafts else None,
+    )
     found = find_races(
         request.model,
         result,
         lambda config, draft: request.compiled(request.graph(config, draft)),
-        config=request.config,
         reduced=reduced,
     )
     if found.ran is None:

@@ -57,7 +57,8 @@ def verify_command(
         bool, typer.Option(help="Run the plan at reduced size under the race detector.")
     ] = True,
     races_config: Annotated[
-        Path | None, typer.Option(help="config.json of the reduced size; default: chosen.")
+        Path | None,
+        typer.Option(help="config.json of the reduced size; default: the small one of the model."),
     ] = None,
     races_draft: Annotated[
         Path | None, typer.Option(help="Drafter's config.json for the reduced size.")

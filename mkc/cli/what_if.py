@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from functools import partial
 
 from mkc.driver import lower_graph
 from mkc.errors import MkcError
@@ -19,15 +18,41 @@ from mkc.ir.graph import Graph
 from mkc.ir.text import parse
 from mkc.passes.p40_collectives import ONE_SHOT
 from mkc.passes.p40_collectives import TWO_PHASE
+from mkc.passes.pipeline import Lowered
 from mkc.plan.folder import PlanFolder
 from mkc.schedule.decisions import Decision
 from mkc.schedule.program import TAPE_LANES
+from mkc.schedule.program import MatmulPhase
 from mkc.schedule.program import Program
 from mkc.schedule.simulate import predict
 
 GRAPH = "graph.txt"
 ROW_BYTES = 2 * TAPE_LANES
-RING = re.compile(r"tile\..*|residency\.ring_slots")
+RING = ("tile.load_bytes", "tile.ring", "residency.ring_slots", "prefetch.refill")
+RESERVE = re.compile(r"(\d+) bytes left to the compiler")
+SHARDS = re.compile(r"(\d+) shards, each on \d+ ranks")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of `mkc compile` that differ from the plan's; none for the plan itself.
+
+    Attributes:
+      passes: as for `--passes`.
+      tp: as for `--tp`, None for the plan's.
+    """
+
+    passes: str = ""
+    tp: int | None = None
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """For the command line."""
+        passes = ("--passes", self.passes) if self.passes else ()
+        return passes if self.tp is None else (*passes, "--tp", str(self.tp))
+
+
+AS_CHOSEN = Options()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +60,15 @@ class Alternative:
     """Other options, and what the plan would be with them.
 
     Attributes:
-      passes: as for `mkc compile --passes`; empty for what was chosen.
       round_us: predicted time of a step or round, None where it cannot be made.
       problem: why it cannot.
+      same: the options give the plan that there is.
     """
 
-    passes: str
+    options: Options
     round_us: float | None
     problem: str = ""
+    same: bool = False
 
 
 class WhatIf:
@@ -52,26 +78,41 @@ class WhatIf:
         """Raises `PlanDamagedError` when the graph beside the plan is not that of the plan."""
         self.folder = folder
         self._graph = _read_graph(folder)
-        self._answer = cache(partial(_lowered, self._graph, folder))
-        lowered = self._answer("")
-        if lowered != folder.program:
+        self._alternative = cache(self._simulated)
+        if self.lowered(AS_CHOSEN).program != folder.program:
             raise PlanDamagedError(
                 path=folder.path / GRAPH, problem="it is not the graph that the plan was made from"
             )
-        self._time = cache(self._predict)
 
     def alternatives(self, decision: Decision) -> tuple[Alternative, ...]:
         """What was chosen first, then the options that choose otherwise; empty without any."""
-        options = list(_options(decision, self.folder.program))
-        return tuple(self._time(one) for one in ("", *options)) if options else ()
+        options = list(_options(decision, self.folder))
+        return tuple(map(self._alternative, (AS_CHOSEN, *options))) if options else ()
 
-    def _predict(self, passes: str) -> Alternative:
+    def lowered(self, options: Options) -> Lowered:
+        """The graph with the plan's options, but for those that `options` names."""
+        program = self.folder.program
+        ranks = program.ranks if options.tp is None else options.tp
+        planned = str(self.folder.plan["pipeline"]).replace(
+            f"shard{{ranks={program.ranks}}}", f"shard{{ranks={ranks}}}"
+        )
+        return lower_graph(
+            self._graph,
+            self.folder.target,
+            tp=ranks,
+            passes=",".join(filter(None, (planned, options.passes))),
+            logits=program.logits is not None,
+            rounds_per_launch=program.rounds_per_launch,
+        )
+
+    def _simulated(self, options: Options) -> Alternative:
         try:
-            program = self._answer(passes)
+            program = self.lowered(options).program
         except MkcError as error:
-            return Alternative(passes=passes, round_us=None, problem=error.message)
+            return Alternative(options=options, round_us=None, problem=error.message)
         time = predict(program, self.folder.target).round_us
-        return Alternative(passes=passes, round_us=round(time, 1))
+        same = program == self.folder.program
+        return Alternative(options=options, round_us=round(time, 1), same=same)
 
 
 def _read_graph(folder: PlanFolder) -> Graph:
@@ -82,32 +123,55 @@ def _read_graph(folder: PlanFolder) -> Graph:
         raise PlanDamagedError(path=path, problem=f"it cannot be read: {error}") from None
 
 
-def _lowered(graph: Graph, folder: PlanFolder, passes: str) -> Program:
-    """The graph with the plan's options, but for those that `passes` names."""
-    program = folder.program
-    text = ",".join(part for part in (str(folder.plan["pipeline"]), passes) if part)
-    return lower_graph(
-        graph,
-        folder.target,
-        tp=program.ranks,
-        passes=text,
-        logits=program.logits is not None,
-        rounds_per_launch=program.rounds_per_launch,
-    ).program
-
-
-def _options(decision: Decision, program: Program) -> Iterator[str]:
+def _options(decision: Decision, folder: PlanFolder) -> Iterator[Options]:
     """Options that would choose otherwise."""
-    if RING.fullmatch(decision.id):
+    for ranks in _ranks(decision, folder):
+        yield Options(tp=ranks)
+    for passes in _passes(decision, folder.program):
+        yield Options(passes=passes)
+
+
+def _ranks(decision: Decision, folder: PlanFolder) -> Iterator[int]:
+    """Meshes on the plan's devices: half and double, or the one whose shards need no copies."""
+    assert folder.target.topology is not None
+    ranks = folder.program.ranks
+    if decision.id == "shard.ranks":
+        sizes = (ranks // 2, 2 * ranks)
+        yield from (size for size in sizes if 1 <= size <= folder.target.topology.devices)
+    if decision.id.startswith("shard.copies.") and (found := SHARDS.match(decision.chosen)):
+        yield int(found[1])
+
+
+def _passes(decision: Decision, program: Program) -> Iterator[str]:
+    pass_name, _, subject = decision.id.partition(".")
+    if decision.id in RING:
         load = program.tape.slot_rows * ROW_BYTES
         ring = load * program.tape.slots
         yield from (f"tile{{load_bytes={size}}}" for size in (load // 4, load // 2, load * 2))
         yield from (f"tile{{ring_bytes={size}}}" for size in (ring // 2, ring * 2))
-    for cache_stream in program.caches:
-        if decision.id == f"residency.{cache_stream.name}":
-            tile = cache_stream.tile
-            yield from (f"residency{{cache_tile={size}}}" for size in (tile // 2, tile * 2))
-    if decision.id.startswith("fuse.narrow."):
+    if pass_name == "residency":
+        yield from _residency(decision, subject, program)
+    for phase in program.phases():
+        if decision.id == f"tile.{phase.id}" and isinstance(phase, MatmulPhase):
+            load = phase.loads()[0] * ROW_BYTES
+            for size in (load // 2, load * 2):
+                yield f"tile{{step={phase.id},step_load_bytes={size}}}"
+    if pass_name == "fuse":
         yield "fuse{narrow_columns=0}"
-    if decision.id.startswith("collectives."):
-        yield from (f"collectives{{algorithm={one}}}" for one in (ONE_SHOT, TWO_PHASE))
+    if pass_name == "collectives":
+        other = TWO_PHASE if decision.chosen.startswith(ONE_SHOT) else ONE_SHOT
+        yield f"collectives{{algorithm={other}}}"
+
+
+def _residency(decision: Decision, subject: str, program: Program) -> Iterator[str]:
+    for one in program.caches:
+        if one.name == subject:
+            tiles = (one.tile // 2, 2 * one.tile)
+            yield from (f"residency{{cache_tile={size}}}" for size in tiles)
+    for stream in program.streams:
+        if stream.name == subject:
+            slots = (max(2, stream.slots // 2), 2 * stream.slots)
+            yield from (f"residency{{state_slots={count}}}" for count in slots)
+    if found := RESERVE.match(decision.chosen):
+        reserve = int(found[1])
+        yield from (f"residency{{reserve_bytes={size}}}" for size in (reserve // 2, 2 * reserve))

@@ -66,7 +66,8 @@ def _facts(program: Program, phase: Phase, target: Target) -> list[str]:
         case RowsAttentionPhase():
             return _rows_attention(program, phase)
         case AllGatherPhase():
-            return _exchange(program, phase.exchange, target) + [_flow(phase.part, phase.output)]
+            flows = [_flow(*pair) for pair in zip(phase.parts, phase.outputs, strict=True)]
+            return _exchange(program, phase.exchange, target) + flows
         case TapPhase():
             read = len(set(phase.places)) - 1
             return [

@@ -11,12 +11,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from mkc.codegen_pallas import phases_experts
+from mkc.codegen_pallas import phases_mixing
 from mkc.codegen_pallas.phases_rounds import round_lines
 from mkc.codegen_pallas.phases_vector import value_types
 from mkc.codegen_pallas.phases_vector import vector_lines
 from mkc.ir.graph import Graph
 from mkc.ir.types import DType
 from mkc.passes.steps import StepGraph
+from mkc.schedule.expert_phases import ExpertsPhase
+from mkc.schedule.expert_phases import RoutePhase
+from mkc.schedule.mixing_phases import ClearBlocksPhase
+from mkc.schedule.mixing_phases import LatentAttentionPhase
+from mkc.schedule.mixing_phases import StoreBlockPhase
 from mkc.schedule.program import TAPE_LANES
 from mkc.schedule.program import AllReducePhase
 from mkc.schedule.program import ArgmaxPhase
@@ -64,6 +71,11 @@ class PhaseWriter:
             AttentionPhase: self.attention,
             AllReducePhase: self.all_reduce,
             ArgmaxPhase: self.argmax,
+            ClearBlocksPhase: partial(phases_mixing.clear_blocks, self),
+            RoutePhase: partial(phases_experts.route, self),
+            ExpertsPhase: partial(phases_experts.experts, self),
+            LatentAttentionPhase: partial(phases_mixing.latent_attention, self),
+            StoreBlockPhase: partial(phases_mixing.store_block, self),
         }
         writer = writers.get(type(phase))
         return writer(phase) if writer else round_lines(self, phase)
@@ -191,8 +203,9 @@ class PhaseWriter:
         ]
 
     def delta_rule(self, phase: DeltaRulePhase) -> list[str]:
+        function = "channel_delta_rule" if phase.channels else "delta_rule"
         return [
-            "cursor = support.delta_rule(",
+            f"cursor = support.{function}(",
             f"    m.{phase.stream},",
             f"    c.{phase.stream},",
             "    m.positions,",
@@ -207,6 +220,7 @@ class PhaseWriter:
             f"    value_heads={phase.value_heads},",
             f"    key_dim={phase.key_dim},",
             f"    value_dim={phase.value_dim},",
+            *([] if phase.rounds else ["    rounds=False,"]),
             ")",
             f"return c._replace({phase.stream}=cursor)",
         ]
@@ -247,9 +261,14 @@ class PhaseWriter:
             total = "support.round_bf16(total)" if phase.rounds else "total"
             value = f"jnp.broadcast_to({total}, (ROWS, {phase.output.width}))"
         else:
+            behind = phase.partial.start + phase.partial.width
+            end = phase.partial.start + plan.columns
+            zeros = f"jnp.zeros((ROWS, {end - behind}), jnp.float32)"
+            padding = f"m.{phase.partial.buffer}[:, {behind}:{end}] = {zeros}"
             lines = [
+                *([padding] if end > behind else []),
                 "total = support.all_reduce_two_phase(",
-                f"    m.{phase.partial.buffer}.at[:, {lanes}],",
+                f"    m.{phase.partial.buffer}.at[:, {phase.partial.start}:{end}],",
                 f"    scattered=m.{name}_scattered,",
                 f"    send=m.{name}_send,",
                 f"    gathered=m.{name}_gathered,",
@@ -260,7 +279,7 @@ class PhaseWriter:
                 "    ranks=RANKS,",
                 ")",
             ]
-            value = "total"
+            value = "total" if end == behind else f"total[:, 0:{phase.output.width}]"
         lines.append(self.store(phase.output, value))
         return [*lines, *self.meeting(phase.meets), "return c"]
 
@@ -297,12 +316,14 @@ class PhaseWriter:
             "support.entry_barrier(RANKS)",
         ]
 
+    def masking(self, logits: View, masks: str) -> list[str]:
+        """Masks of tokens are applied to the logits, if there are any."""
+        if not masks:
+            return []
+        return [f"support.mask_tokens({self.view(logits)}, {masks_memory(masks)})"]
+
     def argmax(self, phase: ArgmaxPhase) -> list[str]:
-        lines = []
-        if phase.masks:
-            lines.append(
-                f"support.mask_tokens({self.view(phase.logits)}, {masks_memory(phase.masks)})"
-            )
+        lines = self.masking(phase.logits, phase.masks)
         lines += self.best(phase.logits, phase.columns, phase.exchange)
         lines.append("support.store_tokens(index, m.next_token, BATCH)")
         return [*lines, *self.meeting(phase.meets), "return c"]

@@ -43,8 +43,9 @@ def round_lines(writer: PhaseWriter, phase: Phase) -> list[str]:
 def _kept_delta_rule(writer: PhaseWriter, phase: KeptDeltaRulePhase) -> list[str]:
     streams = (phase.state, phase.kept_k, phase.kept_u, phase.kept_decay)
     cursors = ", ".join(f"{name}=cursors[{place}]" for place, name in enumerate(streams))
+    function = "kept_channel_delta_rule" if phase.channels else "kept_delta_rule"
     return [
-        "cursors = support.kept_delta_rule(",
+        f"cursors = support.{function}(",
         *[line for name in streams for line in (f"    m.{name},", f"    c.{name},")],
         f"    m.{phase.positions},",
         f"    m.{phase.kept},",
@@ -59,6 +60,7 @@ def _kept_delta_rule(writer: PhaseWriter, phase: KeptDeltaRulePhase) -> list[str
         f"    value_heads={phase.value_heads},",
         f"    key_dim={phase.key_dim},",
         f"    value_dim={phase.value_dim},",
+        *([] if phase.rounds else ["    rounds=False,"]),
         ")",
         f"return c._replace({cursors})",
     ]
@@ -104,12 +106,15 @@ def _tap(writer: PhaseWriter, phase: TapPhase) -> list[str]:
 
 
 def _all_gather(writer: PhaseWriter, phase: AllGatherPhase) -> list[str]:
+    names = [f"gathered_{number}" for number, _ in enumerate(phase.parts)]
+    if len(names) == 1:
+        names = ["gathered"]
     return [
-        "gathered = support.all_gather(",
-        f"    {writer.slice(phase.part)},",
+        f"{', '.join(names)}{',' if len(names) == 1 else ''} = support.all_gather(",
+        f"    ({' '.join(f'{writer.load(one)},' for one in phase.parts)}),",
         *writer.exchange_arguments(phase.exchange),
         ")",
-        writer.store(phase.output, "gathered"),
+        *(writer.store(*pair) for pair in zip(phase.outputs, names, strict=True)),
         *writer.meeting(phase.meets),
         "return c",
     ]
@@ -143,6 +148,7 @@ def _accept(writer: PhaseWriter, phase: AcceptPhase) -> list[str]:
     if phase.sampling is not None:
         return _sampled_accept(writer, phase, phase.sampling)
     return [
+        *writer.masking(phase.logits, phase.masks),
         *writer.best(phase.logits, phase.columns, phase.exchange),
         "support.accept_greedy(",
         "    index,",
@@ -168,6 +174,7 @@ def _sampled_accept(writer: PhaseWriter, phase: AcceptPhase, sampling: SampledAc
         proposal = ["    proposal=(", *[f"        {one}," for one in views], "    ),"]
     options = ("temperature", "top_k", "top_p", "min_p", "seed")
     return [
+        *writer.masking(phase.logits, phase.masks),
         f"values, ids = support.local_top_k({writer.view(phase.logits)}, {sampling.listed}, "
         f"{phase.columns})",
         "support.accept_sampled(",

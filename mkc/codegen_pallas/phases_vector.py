@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 from typing import Any
 
 from mkc.codegen_pallas import emit
-from mkc.codegen_pallas import emit_rounds as emit_rounds  # registers EMIT facets
+from mkc.codegen_pallas import emit_mixing as emit_mixing  # registers EMIT facets
+from mkc.codegen_pallas import emit_rounds as emit_rounds
 from mkc.errors import UnsupportedOpError
 from mkc.ir import ops
 from mkc.ir import ops_spec
 from mkc.ir.facets import EMIT
 from mkc.ir.graph import Graph
 from mkc.ir.graph import Node
+from mkc.ir.ops_mixing import MixBlocks
 from mkc.ir.types import DType
 from mkc.ir.types import TensorType
 from mkc.passes.streams import rotary_frequencies
@@ -25,6 +27,7 @@ from mkc.schedule.program import View
 if TYPE_CHECKING:
     from mkc.codegen_pallas.phases import PhaseWriter
 
+BLOCKS_IN_PLACE = 2  # operands of `MixBlocks` that are read where they lie
 CONVOLUTIONS = (ops.CausalConv, ops_spec.KeptConv, ops_spec.DynamicConv)
 
 
@@ -111,22 +114,28 @@ class _VectorWriter:
         if name in self.writer.graph.params:
             if isinstance(node.op, CONVOLUTIONS):
                 return ""
-            return self._vector(self._row(phase.page, param=name), names, lines)
+            index = (0,) * (self._type(name).rank - 1)
+            return self._vector(self._row(phase.page, param=name, index=index), names, lines)
         if name in phase.scalars:
             return f"m.{phase.scalars[name]}"
+        if isinstance(node.op, MixBlocks) and name in node.operands[:BLOCKS_IN_PLACE]:
+            return self.writer.view(self._view(phase, name))
         if name in {value.name for value in self.writer.graph.inputs}:
             return f"m.{name}"
         alias = self.writer.steps.resolve(name)
         if alias.base in names:
             code = f"{names[alias.base]}[:, {alias.start}:{alias.start + alias.width}]"
         else:
-            base = phase.reads[alias.base]
-            code = self.writer.load(
-                View(buffer=base.buffer, start=base.start + alias.start, width=alias.width)
-            )
+            code = self.writer.load(self._view(phase, name))
         names[name] = python_identifier(name)
         lines.append(f"{names[name]} = {code}")
         return names[name]
+
+    def _view(self, phase: VectorPhase, name: str) -> View:
+        """Where a value lies that is in no register."""
+        alias = self.writer.steps.resolve(name)
+        base = phase.reads[alias.base]
+        return View(buffer=base.buffer, start=base.start + alias.start, width=alias.width)
 
     def _type(self, name: str) -> TensorType:
         return (

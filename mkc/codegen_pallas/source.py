@@ -11,6 +11,8 @@ from mkc.codegen_pallas.phases import PhaseWriter
 from mkc.codegen_pallas.phases import lookup_name
 from mkc.codegen_pallas.phases import masks_memory
 from mkc.codegen_pallas.phases import needs_last
+from mkc.codegen_pallas.phases_experts import memory_lines
+from mkc.codegen_pallas.phases_experts import scratch_of
 from mkc.codegen_pallas.phases_vector import param_word
 from mkc.codegen_pallas.source_sampled import begin_lines
 from mkc.codegen_pallas.source_sampled import end_lines
@@ -22,9 +24,9 @@ from mkc.passes.p50_residency import exchange_buffers
 from mkc.passes.p50_residency import new_rows
 from mkc.passes.steps import StepGraph
 from mkc.passes.walk_scratch import walk_scratch
+from mkc.schedule.mixing_phases import LatentAttentionPhase
 from mkc.schedule.program import ROUNDS
 from mkc.schedule.program import TAPE_LANES
-from mkc.schedule.program import ArgmaxPhase
 from mkc.schedule.program import CacheStream
 from mkc.schedule.program import EmbedPhase
 from mkc.schedule.program import Loop
@@ -37,6 +39,7 @@ from mkc.schedule.program import StreamWaitPhase
 from mkc.schedule.round_phases import RowsAttentionPhase
 from mkc.schedule.round_phases import SelectorWalkPhase
 from mkc.schedule.round_phases import TapPhase
+from mkc.schedule.round_phases import masks_of
 from mkc.targets import Target
 
 LONGEST_NAME = 48
@@ -119,7 +122,8 @@ def _cursor(program: Program) -> str:
 
 
 def _counters(program: Program) -> list[str]:
-    return [one.counter for one in program.phases() if isinstance(one, TapPhase)]
+    taps = [one.counter for one in program.phases() if isinstance(one, TapPhase)]
+    return [*taps, *(one.name for one in program.experts)]
 
 
 def function_name(phase: Phase) -> str:
@@ -254,23 +258,28 @@ def _start(program: Program) -> list[str]:
         lines.append(f"        {cache.name}={_cache_call(program, 'prologue', cache)},")
     lines += [f"        {name}=jnp.int32(0)," for name in _counters(program)]
     lines.append("    )")
-    masks = [one.masks for one in program.phases() if isinstance(one, ArgmaxPhase) and one.masks]
-    return [*lines, *(f"    support.fetch_masks({masks_memory(one)})" for one in masks)]
+    masks = [masks_of(one) for one in program.phases()]
+    return [*lines, *(f"    support.fetch_masks({masks_memory(one)})" for one in masks if one)]
 
 
 def _cache_call(program: Program, what: str, cache: CacheStream) -> str:
     """The beginning or the end of a round for one cache."""
     plan = program.round
-    if plan is None:
+    if not cache.by_rows:
         return f"support.kv_{what}(m.{cache.name}, m.positions, BATCH)"
+    if plan is None:
+        rows = program.rows // program.batch
+        return f"support.rows_{what}(m.{cache.name}, m.positions, BATCH, {rows})"
     positions = plan.positions
     if what == "drain":
         phase = next(
             one
             for one in program.phases()
-            if isinstance(one, RowsAttentionPhase) and one.cache == cache.name
+            if isinstance(one, RowsAttentionPhase | LatentAttentionPhase)
+            and one.cache == cache.name
         )
-        positions = (phase.remembered or phase).positions  # of what enters the cache
+        remembered = phase.remembered if isinstance(phase, RowsAttentionPhase) else None
+        positions = (remembered or phase).positions  # of what enters the cache
     return f"support.rows_{what}(m.{cache.name}, m.{positions}, BATCH, ROWS_PER_SEQUENCE)"
 
 
@@ -372,6 +381,7 @@ def _memory(program: Program) -> str:
             *([f"        window={cache.window},"] if cache.window else []),
             "    )",
         ]
+    lines += memory_lines(program)
     for buffer in program.buffers:
         rows, width = buffer.shape
         whole = "" if width == buffer.region_lanes else f".at[:, 0:{width}]"
@@ -396,18 +406,20 @@ def scratch(program: Program) -> list[tuple[str, str, tuple[int, ...]]]:
         if stream.writes_back:
             found.append((f"{stream.name}_written", "dma", (stream.slots,)))
     for cache in program.caches:
-        tiles = (cache.slots, cache.tile, cache.width)
-        rows = new_rows(is_round=program.round is not None)
-        new = (cache.batch, rows, cache.width)
+        tiles, new = (
+            [(*shape, width) for width in cache.widths]
+            for shape in ((cache.slots, cache.tile), (cache.batch, new_rows(cache)))
+        )
         found += [
-            (f"{cache.name}_key_ring", DType.BF16.value, tiles),
-            (f"{cache.name}_value_ring", DType.BF16.value, tiles),
+            (f"{cache.name}_key_ring", DType.BF16.value, tiles[0]),
+            (f"{cache.name}_value_ring", DType.BF16.value, tiles[1]),
             (f"{cache.name}_arrived", "dma", (2, cache.slots)),
-            (f"{cache.name}_key_new", DType.BF16.value, new),
-            (f"{cache.name}_value_new", DType.BF16.value, new),
+            (f"{cache.name}_key_new", DType.BF16.value, new[0]),
+            (f"{cache.name}_value_new", DType.BF16.value, new[1]),
             (f"{cache.name}_written", "dma", (2, cache.batch)),
             (f"{cache.name}_awake", "scalars", (cache.batch,)),
         ]
+    found += scratch_of(program)
     for exchange in program.exchanges:
         for suffix, shape, dtype in exchange_buffers(exchange, program.ranks):
             found.append((f"{exchange.name}_{suffix}", dtype.value, shape))

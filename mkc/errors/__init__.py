@@ -31,6 +31,7 @@ from mkc.errors.checkpoint import PackedFolderError
 from mkc.errors.checkpoint import PackedMismatchError
 from mkc.errors.checkpoint import SafetensorsError
 from mkc.errors.checkpoint import ScaleByteError
+from mkc.errors.checkpoint import TensorDifference
 from mkc.errors.distributed import CoordinatorError
 from mkc.errors.distributed import LauncherError
 from mkc.errors.distributed import ProcessesDifferError
@@ -105,6 +106,7 @@ from mkc.errors.text import TokenizerFileError
 from mkc.errors.text import TokenizerVocabularyError
 from mkc.errors.text import UnsupportedTokenizerError
 from mkc.errors.verify import KernelFileError
+from mkc.errors.verify import LintError
 from mkc.errors.verify import ProofError
 
 __all__ = [
@@ -138,6 +140,7 @@ __all__ = [
     "HbmPlanError",
     "KernelFileError",
     "LauncherError",
+    "LintError",
     "LiveBuffer",
     "MissingPackageError",
     "MkcError",
@@ -179,6 +182,7 @@ __all__ = [
     "ShardingError",
     "StopStringError",
     "TaskFileError",
+    "TensorDifference",
     "TextError",
     "TextFormatError",
     "TileError",

@@ -8,6 +8,7 @@ from typing import ClassVar
 # Anything whose `str` is a place in the user's input: an `mkc.ir.graph.Location`, a path, text.
 type Place = object
 
+KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 
@@ -36,6 +37,14 @@ class MkcError(Exception):
 
 def at(location: Place | None) -> str:
     return f"{location}: " if location is not None else ""
+
+
+def size(count: int) -> str:
+    """Bytes in the largest unit that they fill: `6.29 MiB`."""
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if count >= unit:
+            return f"{count / unit:.2f} {name}"
+    return f"{count} bytes"
 
 
 def sentence(text: str) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import ClassVar
+from typing import NamedTuple
 
-from mkc.errors.base import GIB
 from mkc.errors.base import MkcError
 from mkc.errors.base import Place
 from mkc.errors.base import sentence
+from mkc.errors.base import size
+from mkc.errors.tensor_names import grouped_names
 
 MOST_NAMES = 8  # of tensors, or of their prefixes, in a line
 
@@ -34,18 +37,43 @@ class SafetensorsError(MkcError):
         )
 
 
+class TensorDifference(NamedTuple):
+    """What is wrong with a tensor; a tuple, since there may be half a million to compare.
+
+    Attributes:
+      kind: `missing`, `wrong shape`, `wrong type` or `extra`.
+      tensor: its name in the checkpoint.
+      detail: what follows its name: what it is, and what was expected.
+    """
+
+    kind: str
+    tensor: str
+    detail: str = ""
+
+
 class CheckpointMismatchError(MkcError):
     """The tensors of a checkpoint are not those of the model; all differences are listed.
 
-    Tensors that the model does not name are no difference, but say what may be there instead.
+    Those that are the same but for numbers in the names share a line: a wrong config may be wrong
+    in hundreds of thousands of tensors. Tensors that the model does not name are no difference, but
+    say what may be there instead.
+
+    Attributes:
+      differences: each of them alone, sorted.
     """
 
     code: ClassVar[str] = "E302"
 
     def __init__(
-        self, *, name: Place, model: str, differences: Sequence[str], extra: Sequence[str] = ()
+        self,
+        *,
+        name: Place,
+        model: str,
+        differences: Sequence[TensorDifference],
+        extra: Sequence[str] = (),
     ) -> None:
-        lines = "".join(f"\n  {one}" for one in differences)
+        self.differences = tuple(sorted(differences))
+        lines = "".join(f"\n  {one}" for one in _lines(self.differences))
         if extra:
             lines += f"\n  not named by the model: {_summarised(extra)}"
         super().__init__(
@@ -53,6 +81,20 @@ class CheckpointMismatchError(MkcError):
             f"are below. Use the config.json that came with the checkpoint, or a checkpoint of the "
             f"model.{lines}"
         )
+
+
+def _lines(differences: Sequence[TensorDifference]) -> Iterator[str]:
+    """All differences; a line for those that are alike."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for one in differences:
+        alike.setdefault((one.kind, one.detail), []).append(one.tensor)
+    lines = [
+        (kind, written, f" ({count} tensors)" if count > 1 else "", detail)
+        for (kind, detail), names in alike.items()
+        for written, count in grouped_names(names)
+    ]
+    for kind, written, count, detail in sorted(lines):
+        yield f"{kind}: {written}{count}{detail}"
 
 
 def _summarised(names: Sequence[str]) -> str:
@@ -124,7 +166,7 @@ class DiskFullError(MkcError):
 
     def __init__(self, *, path: Place, needed_bytes: int, free_bytes: int) -> None:
         super().__init__(
-            f"packed folder {path}: the disk is full; expected room for {needed_bytes / GIB:.2f} "
-            f"GiB more, it has {free_bytes / GIB:.2f} GiB. Free some space and run the same "
-            f"command again: it continues where it stopped."
+            f"packed folder {path}: the disk is full; expected room for {size(needed_bytes)} "
+            f"more, it has {size(free_bytes)}. Free some space and run the same command again: it "
+            f"continues where it stopped."
         )

@@ -22,7 +22,7 @@ class PromptLengthError(MkcError):
         super().__init__(
             f"the prompt has {prompt} tokens{wanted}, the context {context} positions; expected a "
             f"prompt of at most {context - 1} tokens and everything together to fit the context. "
-            f"{change}, or compile for a larger --context."
+            f"{change}, or choose a larger --context."
         )
 
 

@@ -21,6 +21,20 @@ class KernelFileError(MkcError):
         )
 
 
+class LintError(MkcError):
+    """The kernel has what works in interpret mode only."""
+
+    code: ClassVar[str] = "E372"
+
+    def __init__(self, *, model: str, issue: str, count: int) -> None:
+        super().__init__(
+            f"model '{model}': the kernel would not do on a TPU what it does in interpret mode, "
+            f"{count} rules are broken. {sentence(issue)} Expected a kernel that passes the lint; "
+            f"mkc verify with the same options lists all of it. Other options (--batch, --tp, "
+            f"--passes) may lead to one; if none do, please report it as a fault of mkc."
+        )
+
+
 class ProofError(MkcError):
     """The passes made a program that does not hold what it must."""
 

@@ -1,8 +1,11 @@
-"""A step whose tokens are chosen among allowed ones: masks as an input, applied to the logits.
+"""Tokens that are chosen among allowed ones: masks as an input, applied to the logits.
 
 The author's graph knows nothing of masks; a caller that needs them adds them. With all bits set
-the step is the same, bit for bit. Where nothing is allowed all logits are minus infinity, and the
-next token is the lowest id.
+a step or a round is the same, bit for bit. Where nothing is allowed all logits are minus infinity;
+the next token of a step is then the lowest id, and a round that samples means nothing.
+
+In a round the mask of a row says what may follow the row's token. Drafts are made without masks; a
+draft that is not allowed has no probability in the row before it, and is never accepted.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from mkc.ir.graph import Value
 from mkc.ir.ops import MASK_BITS
 from mkc.ir.ops import Argmax
 from mkc.ir.ops import MaskTokens
+from mkc.ir.ops_spec import Accept
 from mkc.ir.types import DType
 from mkc.ir.types import axis
 from mkc.ir.types import tensor
@@ -32,23 +36,25 @@ def mask_words(tokens: int) -> int:
 def with_token_masks(graph: Graph) -> Graph:
     """`graph` with the input `token_masks`, i32 [rows, words], as `MaskTokens` reads it.
 
-    The outputs `next_token` and `logits` are those after masking.
+    The output `logits`, and what is chosen by them, are those after masking. A graph that has the
+    input stays as it is.
+
+    Args:
+      graph: of a step that ends with the largest logit, or of a round that accepts drafts.
 
     Raises:
-      UnsupportedGraphError: the next token is not the largest one of the output `logits`.
+      UnsupportedGraphError: tokens are chosen by something else than the output `logits`.
     """
-    logits, token = graph.outputs.get("logits"), graph.outputs.get("next_token")
+    if reads_token_masks(graph):
+        return graph
+    logits = graph.outputs.get("logits")
     items = list(graph.body.items)
-    place, argmax = next(
-        (number, item)
-        for number, item in enumerate(items)
-        if isinstance(item, Node) and any(value.name == token for value in item.results)
-    )
-    if not isinstance(argmax.op, Argmax) or argmax.operands != (logits,):
+    place, choice = _choice(graph)
+    if choice.operands[0] != logits or not isinstance(choice.op, Argmax | Accept):
         raise UnsupportedGraphError(
-            op=argmax.op.mnemonic,
-            location=argmax.location,
-            problem="the next token is not the largest of the output 'logits', so a mask of tokens "
+            op=choice.op.mnemonic,
+            location=choice.location,
+            problem="the next token is not chosen by the output 'logits', so a mask of tokens "
             "has no meaning",
             hint="End the model with mkc.next_token(hidden, lm_head)",
         )
@@ -61,12 +67,28 @@ def with_token_masks(graph: Graph) -> Graph:
         op=MaskTokens(),
         operands=(source.name, TOKEN_MASKS),
         results=(masked,),
-        location=argmax.location,
+        location=choice.location,
     )
-    items[place : place + 1] = [masking, replace(argmax, operands=(masked.name,))]
+    chosen = replace(choice, operands=(masked.name, *choice.operands[1:]))
+    items[place : place + 1] = [masking, chosen]
     return replace(
         graph,
         inputs=(*graph.inputs, Value(name=TOKEN_MASKS, type=words)),
         body=Block(items=tuple(items)),
         outputs={**graph.outputs, "logits": masked.name},
+    )
+
+
+def reads_token_masks(graph: Graph) -> bool:
+    """Whether a graph has the input `token_masks`."""
+    return any(one.name == TOKEN_MASKS for one in graph.inputs)
+
+
+def _choice(graph: Graph) -> tuple[int, Node]:
+    """The node that chooses the next tokens, and its place in the body."""
+    chosen = {graph.outputs.get(name) for name in ("next_token", "emitted")}
+    return next(
+        (number, item)
+        for number, item in enumerate(graph.body.items)
+        if isinstance(item, Node) and any(value.name in chosen for value in item.results)
     )

@@ -1,17 +1,26 @@
 """Which weights with a whole operand and a whole result are divided all the same.
 
 A projection whose result every rank needs as a whole is either on every rank, or divided by its
-output columns, and an exchange gathers them: fewer bytes, one exchange more, the same bits. The
-rows of one sequence decide, so that weights are packed alike for every batch.
+output columns, and an exchange gathers them: fewer bytes, one exchange more, the same bits.
+Projections of one value share an exchange, so they are decided together. The rows of one sequence
+decide, so that weights are packed alike for every batch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+
 from mkc.ir import ops
+from mkc.ir.graph import Block
 from mkc.ir.graph import Graph
 from mkc.ir.graph import Node
+from mkc.ir.graph import Repeat
 from mkc.ir.types import DType
 from mkc.ir.types import TensorType
+from mkc.passes.rank_ops import AllGather
 from mkc.schedule.decisions import DecisionLog
 from mkc.schedule.program import TAPE_LANES
 from mkc.targets import Target
@@ -19,6 +28,7 @@ from mkc.targets import Target
 PASS = "shard"
 WHOLE = "every rank has the whole weight"
 GATHERED = "divided by output columns, an exchange gathers them"
+TRAVELS_IN = (DType.BF16, DType.F32)
 
 
 def choose_gathered(
@@ -30,18 +40,22 @@ def choose_gathered(
         for name in node.operands:
             if name in whole:
                 readers.setdefault(name, []).append(node)
-    return frozenset(
-        key
-        for key in sorted(whole)
-        if _divides(graph.params[key].type, readers[key], ranks)
-        and _is_cheaper(graph, key, ranks, target, log)
-    )
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for key in sorted(whole):
+        if _divides(graph.params[key].type, readers[key], ranks):
+            inputs = tuple(node.operands[0] for node in readers[key])
+            groups.setdefault(inputs, []).append(key)
+    found: set[str] = set()
+    for keys in groups.values():
+        dtypes = {key: readers[key][0].results[0].type.dtype for key in keys}
+        found |= _cheapest(graph, dtypes, ranks, target, log)
+    return frozenset(found)
 
 
 def _divides(weight: TensorType, readers: list[Node], ranks: int) -> bool:
-    """Every rank gets as many columns, side by side, and they travel in bf16."""
+    """Every rank gets as many columns, side by side, of a dtype that an exchange takes."""
     if not all(
-        isinstance(node.op, ops.Linear) and node.results[0].type.dtype is DType.BF16
+        isinstance(node.op, ops.Linear) and node.results[0].type.dtype in TRAVELS_IN
         for node in readers
     ):
         return False
@@ -49,25 +63,79 @@ def _divides(weight: TensorType, readers: list[Node], ranks: int) -> bool:
     return len(rows.parts) == 1 and rows.parts[0].count % ranks == 0
 
 
-def _is_cheaper(graph: Graph, key: str, ranks: int, target: Target, log: DecisionLog) -> bool:
-    columns, K = graph.params[key].type.shape
-    share = columns // ranks
-    whole_us = _stream_us(K, columns, target)
-    sent = (ranks - 1) * graph.rows_per_sequence * share * DType.BF16.bytes
-    gathered_us = _stream_us(K, share, target) + target.exchange_us(sent)
-    costs = {WHOLE: whole_us, GATHERED: gathered_us}
-    chosen, other = sorted(costs, key=lambda name: costs[name])
-    log.choose(
-        f"shard.whole.{key}",
-        passed=PASS,
-        chosen=f"{chosen}, predicted {costs[chosen]:.2f} us",
-        because="its result meets a value that every rank has as a whole",
-        rejected={other: f"predicted {costs[other]:.2f} us"},
-    )
-    return gathered_us < whole_us
+def _cheapest(
+    graph: Graph, dtypes: dict[str, DType], ranks: int, target: Target, log: DecisionLog
+) -> frozenset[str]:
+    """Which of some projections of one value are gathered, in one exchange.
+
+    Args:
+      dtypes: of the results, by weight.
+    """
+    weights = {key: graph.params[key].type.shape for key in dtypes}
+
+    def cost(chosen: Sequence[str]) -> float:
+        total = 0.0
+        for key, (columns, K) in weights.items():
+            total += _stream_us(K, columns // ranks if key in chosen else columns, target)
+        if not chosen:
+            return total
+        share = sum(weights[key][0] // ranks for key in chosen)
+        widest = max(dtypes[key].bytes for key in chosen)
+        return total + target.exchange_us((ranks - 1) * graph.rows_per_sequence * share * widest)
+
+    keys = tuple(weights)
+    choices = [one for count in range(len(keys) + 1) for one in combinations(keys, count)]
+    best = min(choices, key=cost)
+    for key in keys:
+        others = tuple(one for one in best if one != key)
+        costs = {GATHERED: cost((*others, key)), WHOLE: cost(others)}
+        chosen, other = (GATHERED, WHOLE) if key in best else (WHOLE, GATHERED)
+        together = f"; with {', '.join(others)} in one exchange" if others else ""
+        log.choose(
+            f"shard.whole.{key}",
+            passed=PASS,
+            chosen=f"{chosen}, predicted {costs[chosen]:.2f} us",
+            because=f"its result meets a value that every rank has as a whole{together}",
+            rejected={other: f"predicted {costs[other]:.2f} us"},
+        )
+    return frozenset(best)
 
 
 def _stream_us(K: int, columns: int, target: Target) -> float:
     """Time to stream a matrix, whose last block of columns is padded."""
     blocks = -(-columns // TAPE_LANES)
     return K * blocks * TAPE_LANES * DType.BF16.bytes / target.hbm.sustained_bytes_per_us
+
+
+def join_gathers(block: Block) -> Block:
+    """Gathers of projections of one value become one, behind the first of these projections."""
+    items = [
+        replace(item, body=join_gathers(item.body)) if isinstance(item, Repeat) else item
+        for item in block.items
+    ]
+    makers: dict[str, Node] = {
+        value.name: item for item in items if isinstance(item, Node) for value in item.results
+    }
+    groups: dict[str, list[Node]] = {}
+    for item in items:
+        if isinstance(item, Node) and isinstance(item.op, AllGather):
+            groups.setdefault(makers[item.operands[0]].operands[0], []).append(item)
+    moved = {id(one) for group in groups.values() if len(group) > 1 for one in group}
+    joined = {id(group[0]): group for group in groups.values() if len(group) > 1}
+    later = {id(makers[one.operands[0]]) for group in joined.values() for one in group[1:]}
+
+    def rebuilt() -> Iterator[Node | Repeat]:
+        for item in items:
+            if isinstance(item, Node) and id(item) in joined:
+                group = joined[id(item)]
+                yield from (makers[one.operands[0]] for one in group[1:])
+                yield Node(
+                    op=item.op,
+                    operands=tuple(one.operands[0] for one in group),
+                    results=tuple(one.results[0] for one in group),
+                    location=item.location,
+                )
+            elif id(item) not in moved and id(item) not in later:
+                yield item
+
+    return Block(items=tuple(rebuilt()))

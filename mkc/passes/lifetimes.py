@@ -58,14 +58,15 @@ def external_operands(graph: StepGraph, step: Step) -> list[str]:
 
 def defined_values(graph: StepGraph, step: Step) -> list[str]:
     """Base values a step defines."""
-    if step.kind is StepKind.ARGMAX:
-        return [step.nodes[-1].results[0].name]  # masks are applied in place
     if step.kind is StepKind.TAP:
         return [step.output]
+    if step.kind is StepKind.BLOCKS and step.nodes[0].results[0].name in graph.aliases:
+        return []  # stored in place
     if step.output:
         return [output for _, output in step.products]
     results = [value.name for node in step.nodes for value in node.results]
-    return [name for name in results if name not in graph.scalars]
+    # What is computed in place, such as masked logits, is another name of its operand.
+    return [name for name in results if name not in graph.scalars and name not in graph.aliases]
 
 
 def lifetimes(graph: StepGraph) -> list[Lifetime]:

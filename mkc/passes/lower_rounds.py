@@ -74,7 +74,7 @@ def round_plan(graph: StepGraph, view: Callable[[str], View]) -> RoundPlan | Non
         rows_per_sequence=local.rows_per_sequence,
         tokens=arrays["tokens"],
         positions=arrays["positions"],
-        kept=arrays.get("kept", ""),
+        kept=arrays["kept"],
         emitted=arrays[local.outputs["emitted"]],
         count=arrays[local.outputs["count"]],
         carried=tuple(
@@ -130,6 +130,8 @@ def _kept_delta_rule(lowering: Lowering, step: Step, title: str) -> Phase:
         value_heads=heads,
         key_dim=keys,
         value_dim=values,
+        channels=decay.width != beta.width,
+        rounds=node.results[0].type.dtype is DType.BF16,
     )
 
 
@@ -208,9 +210,10 @@ def _all_gather(lowering: Lowering, step: Step, title: str) -> Phase:
         id=step.id,
         title=title,
         location=node.location,
+        algorithm=choice.algorithm,
         exchange=choice.exchange,
-        part=lowering.view(node.operands[0]),
-        output=lowering.view(node.results[0].name),
+        parts=tuple(lowering.view(name) for name in node.operands),
+        outputs=tuple(lowering.view(value.name) for value in node.results),
         meets=choice.meets,
     )
 
@@ -236,7 +239,7 @@ def _top_k(lowering: Lowering, step: Step, title: str) -> Phase:
 
 
 def _accept(lowering: Lowering, step: Step, title: str) -> Phase:
-    (node,) = step.nodes
+    node = step.nodes[-1]
     choice = lowering.collectives.steps.get(step.id)
     logits = lowering.view(node.operands[0])
     scalars = lowering.graph.scalars
@@ -269,6 +272,7 @@ def _accept(lowering: Lowering, step: Step, title: str) -> Phase:
         exchange=choice.exchange if choice else None,
         meets=choice.meets if choice else False,
         sampling=sampling,
+        masks=step.masks,
     )
 
 

@@ -26,16 +26,16 @@ def kernel_operands(
     local = graph.sharded.graph
     found = _scalar_operands(graph, rounds)
     for step in graph.steps():
-        if step.kind is StepKind.ARGMAX and len(step.nodes) > 1:
+        if step.masks:
             columns = graph.resolve(step.nodes[-1].operands[0]).width
             found.append(
                 Operand(
-                    name=step.nodes[0].operands[1],
+                    name=step.masks,
                     role="token_masks",
                     shape=(padded_rows, mask_lanes(columns)),
                     dtype=DType.I32,
                     updated=False,
-                    purpose="which tokens each sequence may emit, a bit for each column",
+                    purpose="which tokens may follow each row, a bit for each column",
                 )
             )
     found.append(
@@ -64,7 +64,8 @@ def kernel_operands(
     streams = residency.streams
     for stream in streams.streams:
         if not stream.writes_back:
-            role = "page" if stream.name in streams.pages else "narrow"
+            param = streams.matrices.get(stream.name, "")
+            role = "page" if stream.name in streams.pages else "matrix" if param else "narrow"
             found.append(
                 Operand(
                     name=stream.array,
@@ -73,6 +74,21 @@ def kernel_operands(
                     dtype=stream.dtype,
                     updated=False,
                     purpose=stream.purpose,
+                    param=param,
+                )
+            )
+    rings = {one.name: one for one in residency.expert_rings}
+    for plan in residency.experts:
+        held = rings[plan.ring].slice
+        for array, entry in ((plan.gate_up_array, held.gate_up), (plan.down_array, held.down)):
+            found.append(
+                Operand(
+                    name=array,
+                    role="experts",
+                    shape=(plan.layers * plan.local, *entry),
+                    dtype=held.dtype,
+                    updated=False,
+                    purpose="matrices of experts, an entry for each layer and expert",
                 )
             )
     for stream in streams.streams:
@@ -88,8 +104,9 @@ def kernel_operands(
                 )
             )
     for cache in streams.caches:
-        shape = (cache.layers, cache.batch, cache.context, cache.width)
-        for array, what in ((cache.key_array, "keys"), (cache.value_array, "values")):
+        arrays = ((cache.key_array, "keys"), (cache.value_array, "values"))
+        for (array, what), width in zip(arrays, cache.widths, strict=True):
+            shape = (cache.layers, cache.batch, cache.context, width)
             found.append(
                 Operand(
                     name=array,

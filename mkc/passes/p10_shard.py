@@ -9,6 +9,7 @@ Each op type has a SHARD facet: (op, operand shardings, context) -> `Rule`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
@@ -31,7 +32,9 @@ from mkc.ir.types import Axis
 from mkc.ir.types import DType
 from mkc.ir.types import Part
 from mkc.ir.types import TensorType
+from mkc.passes.expert_layout import choose_expert_groups
 from mkc.passes.gathering import choose_gathered
+from mkc.passes.gathering import join_gathers
 from mkc.passes.p05_untie import Untie
 from mkc.passes.rank_ops import AllGather
 from mkc.passes.sharding import REPLICATED
@@ -68,6 +71,7 @@ class ShardContext:
 
     Attributes:
       gathered: parameters that are divided though their result is needed as a whole.
+      expert_groups: groups of ranks that experts are divided over, by their first matrix.
     """
 
     node: Node
@@ -76,6 +80,7 @@ class ShardContext:
     ranks: int
     divide_units: Callable[[TensorType, int, str], Sharding]
     gathered: frozenset[str]
+    expert_groups: Mapping[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,14 +108,18 @@ class Shard:
           ShardingError: the mesh does not divide the graph.
         """
         graph = Untie().apply(graph, log)
-        walk, body = _divide_graph(graph, self.ranks, advise=True)
+        groups = choose_expert_groups(graph, self.ranks, target, log, like=like)
+        walk, body = _divide_graph(graph, self.ranks, advise=True, groups=groups)
         gathered = frozenset[str]()
         if like is not None:
             gathered = like.gathered & graph.params.keys()
         elif target is not None:
             gathered = choose_gathered(graph, walk.whole, self.ranks, target, log)
         if gathered:
-            walk, body = _divide_graph(graph, self.ranks, advise=True, gathered=gathered)
+            walk, body = _divide_graph(
+                graph, self.ranks, advise=True, groups=groups, gathered=gathered
+            )
+            body = join_gathers(body)
         params = {
             key: replace(param, type=walk.params.get(key, REPLICATED).local(param.type))
             for key, param in graph.params.items()
@@ -120,7 +129,7 @@ class Shard:
             for key, state in graph.states.items()
         }
         local = replace(graph, body=body, params=params, states=states)
-        self._record(graph, walk, log)
+        self._record(graph, walk, log, target)
         return ShardedGraph(
             graph=local,
             full=graph,
@@ -128,15 +137,18 @@ class Shard:
             params={key: walk.params.get(key, REPLICATED) for key in graph.params},
             states={key: walk.states.get(key, REPLICATED) for key in graph.states},
             gathered=gathered,
+            expert_groups=groups,
         )
 
-    def _record(self, graph: Graph, walk: _Walk, log: DecisionLog) -> None:
+    def _record(self, graph: Graph, walk: _Walk, log: DecisionLog, target: Target | None) -> None:
         log.choose(
             "shard.ranks",
             passed=self.name,
             chosen=f"tensor parallel over {self.ranks}",
             because="one decode step reads every weight once, so the weights are divided evenly",
+            rejected={"a copy of the model on every rank": "every rank would read all weights"},
         )
+        exchange = f"predicted {target.exchange_us(0):.2f} us at least, for " if target else ""
         for key in sorted(walk.whole - walk.gathered):
             log.choose(
                 f"shard.whole.{key}",
@@ -147,14 +159,15 @@ class Shard:
             )
         for key in sorted(walk.params):
             sharding = walk.params[key]
-            if sharding.copies > 1:
+            if sharding.copies > 1 and sharding.inner is None:
                 log.choose(
                     f"shard.copies.{key}",
                     passed=self.name,
                     chosen=f"{sharding.shards} shards, each on {sharding.copies} ranks",
                     because="fewer heads than ranks; the copies save an exchange inside a layer",
                     rejected={
-                        "split units": "a head split over ranks needs an exchange inside attention"
+                        "split units": f"{exchange}an exchange inside attention, which heads that "
+                        "are split over ranks need"
                     },
                 )
 
@@ -164,8 +177,9 @@ def possible_ranks(graph: Graph) -> list[int]:
     graph = Untie().apply(graph, DecisionLog())
     found = []
     for ranks in range(1, MAX_RANKS_LISTED + 1):
+        groups = choose_expert_groups(graph, ranks, None, DecisionLog())
         try:
-            _divide_graph(graph, ranks, advise=False)
+            _divide_graph(graph, ranks, advise=False, groups=groups)
         except ShardingError:
             continue
         found.append(ranks)
@@ -173,7 +187,12 @@ def possible_ranks(graph: Graph) -> list[int]:
 
 
 def _divide_graph(
-    graph: Graph, ranks: int, *, advise: bool, gathered: frozenset[str] = frozenset()
+    graph: Graph,
+    ranks: int,
+    *,
+    advise: bool,
+    groups: Mapping[str, int],
+    gathered: frozenset[str] = frozenset(),
 ) -> tuple[_Walk, Block]:
     """Walks until all operands meet: projections whose divided result meets a whole one stay whole.
 
@@ -181,20 +200,27 @@ def _divide_graph(
     """
     whole: frozenset[str] = frozenset()
     while True:
-        walk = _Walk(graph=graph, ranks=ranks, advise=advise, whole=whole, gathered=gathered)
+        walk = _Walk(
+            graph=graph,
+            ranks=ranks,
+            advise=advise,
+            whole=whole,
+            gathered=gathered,
+            expert_groups=groups,
+        )
         try:
             return walk, walk.block(graph.body)
         except _MeetsWhole as found:
             if found.params <= whole:
-                raise found.error from None
+                raise found.error() from None
             whole |= found.params
 
 
 class _MeetsWhole(Exception):
     """A value that is divided because of `params` meets one that is not."""
 
-    def __init__(self, params: frozenset[str], error: ShardingError) -> None:
-        super().__init__(str(error))
+    def __init__(self, params: frozenset[str], error: Callable[[], ShardingError]) -> None:
+        super().__init__(", ".join(sorted(params)))
         self.params = params
         self.error = error
 
@@ -223,6 +249,7 @@ class _Walk:
     uneven: Uneven | None = None
     whole: frozenset[str] = frozenset()
     gathered: frozenset[str] = frozenset()
+    expert_groups: Mapping[str, int] = field(default_factory=dict)
     # For every divided value the projections that it is divided because of.
     sources: dict[str, frozenset[str]] = field(default_factory=dict)
 
@@ -276,6 +303,7 @@ class _Walk:
             ranks=self.ranks,
             divide_units=self._divide(node),
             gathered=self.gathered,
+            expert_groups=self.expert_groups,
         )
         operands = tuple(self.values.get(name) for name in node.operands)
         rule: Rule = facet(node.op, operands, context)
@@ -290,6 +318,8 @@ class _Walk:
         sources = frozenset[str]().union(*(self.sources.get(name, ()) for name in node.operands))
         if isinstance(node.op, ops.Linear):
             sources = frozenset((node.operands[1],))
+        elif all(name in self.graph.params for name in node.operands):
+            sources = frozenset(node.operands)
         for value, sharding in zip(node.results, rule.results, strict=True):
             self._define(value, sharding)
             if sharding.axis is not None:
@@ -346,13 +376,16 @@ class _Walk:
             one
             for name in names
             for one in self._type(name).axes[1:]
-            if any(part.count % self.ranks for part in one.parts)
+            if any(part.copyable and part.count % self.ranks for part in one.parts)
         ]
         last = self._type(names[0]).axes[-1]
         axis = min(axes, key=lambda one: one.units, default=last)
-        error = self._error(node, axis.name or "last axis", axis, "")
+
+        def error() -> ShardingError:  # its advice takes as long as many walks
+            return self._error(node, axis.name or "last axis", axis, "")
+
         divided = frozenset[str]().union(*(self.sources.get(name, ()) for name in names))
-        return error if axes or self.uneven else _MeetsWhole(divided, error)
+        return error() if axes or self.uneven else _MeetsWhole(divided, error)
 
     def _divide(self, node: Node) -> Callable[[TensorType, int, str], Sharding]:
         def divide_units(type: TensorType, axis: int, param: str) -> Sharding:

@@ -17,13 +17,18 @@ from typing import ClassVar
 
 from mkc.errors import UnsupportedGraphError
 from mkc.ir import ops
+from mkc.ir import ops_experts
+from mkc.ir import ops_mixing
 from mkc.ir import ops_spec
 from mkc.ir.graph import Block
 from mkc.ir.graph import Node
 from mkc.ir.graph import Repeat
 from mkc.passes.carries import separate_carries
+from mkc.passes.packed_queries import pack_queries
 from mkc.passes.rank_ops import AllGather
+from mkc.passes.rank_ops import PackedLatentAttention
 from mkc.passes.rank_ops import ShardedAccept
+from mkc.passes.rank_ops import ShardedExpertMlp
 from mkc.passes.rank_ops import ShardedTopK
 from mkc.passes.sharding import ShardedGraph
 from mkc.passes.shared_weights import share_weights
@@ -79,6 +84,12 @@ ANCHORS: dict[type[ops.Op], StepKind] = {
     ops_spec.KeptPositions: StepKind.SCALAR,
     ops_spec.NextPositions: StepKind.SCALAR,
     ops_spec.BlockTokens: StepKind.SCALAR,
+    ops_mixing.ResidualBlocks: StepKind.BLOCKS,
+    ops_mixing.StoreBlock: StepKind.BLOCKS,
+    PackedLatentAttention: StepKind.LATENT_ATTENTION,
+    ops_experts.Route: StepKind.ROUTE,
+    ops_experts.ExpertMlp: StepKind.EXPERTS,
+    ShardedExpertMlp: StepKind.EXPERTS,
 }
 
 
@@ -95,7 +106,7 @@ class Fuse:
 
     def apply(self, sharded: ShardedGraph, log: DecisionLog) -> StepGraph:
         """Returns the steps of one rank in program order."""
-        sharing = share_weights(sharded.graph)
+        sharing = share_weights(pack_queries(sharded.graph))
         sharded = replace(sharded, graph=separate_carries(sharing.graph))
         scalars = scalar_arrays(sharded.graph)
         cutter = _Cutter(
@@ -162,6 +173,11 @@ class _Cutter:
                 continue
             elif isinstance(item.op, ops.MaskTokens):
                 masks.append(self.in_place(item))
+            elif isinstance(item.op, ops_mixing.StoreBlock):
+                flush()
+                self.check_stored(item, block)
+                stored = self.in_place(item)
+                steps.append(Step(id="", kind=StepKind.BLOCKS, nodes=(stored,)))
             elif isinstance(item.op, ops.Linear):
                 flush()
                 group = [
@@ -224,13 +240,25 @@ class _Cutter:
                 self.taps[key] = base
 
     def in_place(self, node: Node) -> Node:
-        """The node, whose result takes the place of its first operand."""
-        (result,) = node.results
-        base = self.aliases.get(node.operands[0]) or Alias(
-            base=node.operands[0], start=0, width=self.widths[node.operands[0]]
-        )
-        self.aliases[result.name] = base
+        """The node, whose results take the places of its first operands."""
+        for name, result in zip(node.operands, node.results, strict=False):
+            base = self.aliases.get(name) or Alias(base=name, start=0, width=self.widths[name])
+            self.aliases[result.name] = base
         return node
+
+    def check_stored(self, node: Node, block: Block) -> None:
+        """Blocks are stored in place, so nobody may read what was stored before any more."""
+        later = block.items[block.items.index(node) + 1 :]
+        readers = (one for one in Block(items=later).nodes() if node.operands[0] in one.operands)
+        reader = next(readers, None)
+        if reader is not None:
+            raise UnsupportedGraphError(
+                op=node.op.mnemonic,
+                location=node.location,
+                problem=f"{reader.op.mnemonic} at {reader.location} still reads the blocks from "
+                "before; the kernel stores a block in place",
+                hint="Read the blocks before the next one is stored",
+            )
 
     def check_lookup(self, node: Node) -> None:
         """The kernel looks step inputs up, in tables that all layers share."""
@@ -340,13 +368,17 @@ class _Cutter:
         )
         extra_columns = (_blocks(total) - _blocks(others)) * TAPE_LANES
         rows = -(-(total - others) // NARROW_ROWS) * NARROW_ROWS
+        names = ("weights as rows", "columns of the wide matmul")
+        narrow = rows < extra_columns
+        chosen, other = names if narrow else reversed(names)
         self.log.choose(
             f"fuse.narrow.{node.operands[1]}",
             passed=self.options.name,
-            chosen="weights as rows" if rows < extra_columns else "columns of the wide matmul",
+            chosen=chosen,
             because=f"{rows * K * 2} bytes as rows, {extra_columns * K * 2} as columns",
+            rejected={other: "no fewer bytes"},
         )
-        return rows < extra_columns
+        return narrow
 
     def _contracted(self, node: Node) -> int:
         return self.sharded.graph.params[node.operands[1]].type.shape[1]

@@ -13,6 +13,7 @@ from math import isqrt
 from math import log2
 from typing import ClassVar
 
+from mkc.errors import PassSpecError
 from mkc.errors import TileError
 from mkc.passes.steps import Step
 from mkc.passes.steps import StepGraph
@@ -73,11 +74,15 @@ class Tile:
     Attributes:
       load_bytes: wanted bytes per load; 0 takes the target's, more for rounds.
       ring_bytes: wanted bytes of the ring; 0 takes the target's.
+      step: id of a matmul whose loads have a size of their own; empty for none.
+      step_load_bytes: wanted bytes of its loads.
     """
 
     name: ClassVar[str] = "tile"
     load_bytes: int = 0
     ring_bytes: int = 0
+    step: str = ""
+    step_load_bytes: int = 0
 
     def apply(self, graph: StepGraph, target: Target, log: DecisionLog) -> Tiles:
         """Returns the loads of every matmul. Raises `TileError` for a K that no tile can hold."""
@@ -86,8 +91,9 @@ class Tile:
         smallest = min(sum(_bytes(graph, step) for step in segment) for segment in segments)
         # A loop body that is smaller than a few loads would leave a ring of one or two slots.
         limited = max(ROW_TILE * ROW_BYTES, min(wanted, smallest // MIN_LOADS_PER_SEGMENT))
+        sizes = self._load_sizes(graph, limited)
         tilings = {
-            step.id: choose_tiling(graph, step, limited // ROW_BYTES)
+            step.id: choose_tiling(graph, step, sizes[step.id] // ROW_BYTES)
             for step in graph.steps()
             if step.kind is StepKind.MATMUL
         }
@@ -99,6 +105,17 @@ class Tile:
         self._record_ring(log, slots, slot_rows, target)
         self._record_loads(log, graph, tilings)
         return Tiles(tilings=tilings, rows=rows, slots=slots, slot_rows=slot_rows)
+
+    def _load_sizes(self, graph: StepGraph, usual: int) -> dict[str, int]:
+        """Wanted bytes per load of every matmul. Raises `PassSpecError` for a step that is none."""
+        sizes = {step.id: usual for step in graph.steps() if step.kind is StepKind.MATMUL}
+        if self.step:
+            if self.step not in sizes:
+                text = f"tile{{step={self.step},step_load_bytes={self.step_load_bytes}}}"
+                problem = f"'{self.step}' is no matmul"
+                raise PassSpecError(text=text, problem=problem, known=sizes)
+            sizes[self.step] = max(ROW_TILE * ROW_BYTES, self.step_load_bytes)
+        return sizes
 
     def _slots(
         self,

@@ -27,6 +27,7 @@ from mkc.passes.steps import StepLoop
 from mkc.schedule.decisions import DecisionLog
 from mkc.schedule.program import VECTOR_LANES
 from mkc.schedule.program import ExchangePlan
+from mkc.schedule.program import scattered_columns
 from mkc.targets import Target
 
 ONE_SHOT = "one_shot"
@@ -34,10 +35,13 @@ TWO_PHASE = "two_phase"
 ARGMAX = "argmax"
 TOP_K = "top_k"
 GATHER = "gather"
+GATHER_F32 = "gather_f32"
 RACE = "exchange_race"  # the winners of all ranks, behind the logits that acceptance looks at
 NEIGHBOURS = (StepKind.ALL_REDUCE, StepKind.ALL_GATHER)
 # Ops that look for the largest elements among the columns of all ranks.
 DIVIDED = (ops.ShardedArgmax, ShardedAccept, ShardedTopK)
+
+LARGEST_PADDING = 1.25  # of the columns that two phases divide into shares of whole registers
 
 SAFE_ALTERNATING = (
     "between two messages into this buffer every rank receives another exchange from its peer, "
@@ -125,12 +129,16 @@ class ChooseCollectives:
             near = neighbours.of.get(step.id, set())
             repeats = step.id in near
             if step.kind is StepKind.ALL_GATHER:
-                algorithm = GATHER
-                wanted = graph.resolve(step.nodes[0].operands[0]).width
-                columns = -(-wanted // VECTOR_LANES) * VECTOR_LANES
+                (node,) = step.nodes
+                exact = any(one.type.dtype is DType.F32 for one in node.results)
+                algorithm = GATHER_F32 if exact else GATHER
+                columns = sum(graph.resolve(name).width for name in node.operands)
             else:
                 algorithm = self._algorithm(graph, step, repeats, padded_rows, target, log)
                 columns = graph.widths[step.nodes[0].results[0].name]
+            columns = -(-columns // VECTOR_LANES) * VECTOR_LANES  # messages are whole registers
+            if algorithm == TWO_PHASE:
+                columns = scattered_columns(columns, graph.sharded.ranks)
             rows = 1 if algorithm == ONE_SHOT and graph.sharded.graph.rows == 1 else padded_rows
             name, safe_because = f"exchange_two_phase_{columns}", SAFE_TWO_PHASE
             meets = repeats and algorithm != TWO_PHASE
@@ -160,8 +168,9 @@ class ChooseCollectives:
         ranks = graph.sharded.ranks
         columns = graph.widths[step.nodes[0].results[0].name]
         rows = 1 if graph.sharded.graph.rows == 1 else padded_rows
-        share = columns // ranks
-        divides = columns % (ranks * VECTOR_LANES) == 0
+        whole = scattered_columns(columns, ranks)
+        share = whole // ranks
+        divides = whole <= LARGEST_PADDING * columns
         one_us = target.exchange_us((ranks - 1) * rows * columns * 4)
         two_us = target.exchange_us((ranks - 1) * padded_rows * share * 4) + target.exchange_us(
             (ranks - 1) * padded_rows * share * 2

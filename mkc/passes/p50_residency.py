@@ -15,12 +15,14 @@ from typing import ClassVar
 from mkc.errors import LiveBuffer
 from mkc.errors import VmemError
 from mkc.ir.types import DType
+from mkc.passes.expert_places import place_experts
 from mkc.passes.lifetimes import Lifetime
 from mkc.passes.lifetimes import lifetimes
 from mkc.passes.lifetimes import pack
 from mkc.passes.p30_tile import ROW_BYTES
 from mkc.passes.p30_tile import Tiles
 from mkc.passes.p40_collectives import GATHER
+from mkc.passes.p40_collectives import GATHER_F32
 from mkc.passes.p40_collectives import ONE_SHOT
 from mkc.passes.p40_collectives import TWO_PHASE
 from mkc.passes.p40_collectives import Collectives
@@ -35,9 +37,12 @@ from mkc.passes.streams import with_cache_slots
 from mkc.passes.streams import with_state_slots
 from mkc.passes.walk_scratch import walk_scratch
 from mkc.schedule.decisions import DecisionLog
+from mkc.schedule.expert_store import ExpertPlan
+from mkc.schedule.expert_store import ExpertRing
 from mkc.schedule.program import TAPE_LANES
 from mkc.schedule.program import VECTOR_LANES
 from mkc.schedule.program import Buffer
+from mkc.schedule.program import CacheStream
 from mkc.schedule.program import ExchangePlan
 from mkc.schedule.program import StreamPlan
 from mkc.schedule.program import View
@@ -74,6 +79,8 @@ class Residency:
     buffers: tuple[Buffer, ...]
     views: dict[str, View]
     streams: Streams
+    experts: tuple[ExpertPlan, ...]
+    expert_rings: tuple[ExpertRing, ...]
     slots: int
     allocations: tuple[Allocation, ...]
     reserve_bytes: int
@@ -91,12 +98,14 @@ class Place:
       reserve_bytes: VMEM left to the compiler; 0 takes the target's figure.
       cache_tile: positions per key/value tile; 0 chooses.
       fewest_slots: the tape's ring is not made shorter than this.
+      state_slots: slots of every state that streams from HBM and back; 0 chooses.
     """
 
     name: ClassVar[str] = "residency"
     reserve_bytes: int = 0
     cache_tile: int = 0
     fewest_slots: int = 3
+    state_slots: int = 0
 
     def apply(
         self,
@@ -108,17 +117,18 @@ class Place:
         log: DecisionLog,
     ) -> Residency:
         """Returns the places. Raises `VmemError` when they exceed the target's VMEM."""
-        streams = place_streams(graph, padded_rows, self.cache_tile)
-        buffers, views = _buffers(graph, tiles, padded_rows)
+        streams = place_streams(graph, padded_rows, self.cache_tile, self.state_slots)
+        experts, expert_rings = place_experts(graph, padded_rows, target)
+        buffers, views = _buffers(graph, tiles, collectives, padded_rows)
         activations = [
             *_region_allocations(buffers, target),
             *_exchange_allocations(collectives.exchanges, graph.sharded.ranks, target),
+            *_expert_allocations(expert_rings, target),
             *_embed_allocations(graph, target),
             *_mask_allocations(graph, padded_rows, target),
             *_walk_allocations(graph, padded_rows, target),
             *_carried_allocations(graph, padded_rows, target),
         ]
-        block_rows = new_rows(is_round=bool(graph.scalars))
         reserve = self.reserve_bytes or target.vmem.reserve_bytes
         limit = target.vmem.usable_bytes - reserve
         slot_bytes = tiles.slot_rows * ROW_BYTES
@@ -126,7 +136,7 @@ class Place:
         # What does not fit gives way in this order: deep state rings, deep cache rings, the tape's.
         for smaller in (streams, with_state_slots(streams), with_cache_slots(streams)):
             streams = smaller
-            fixed = [*activations, *_stream_allocations(streams, block_rows, target)]
+            fixed = [*activations, *_stream_allocations(streams, target)]
             free = limit - sum(one.bytes for one in fixed)
             if free >= wanted:
                 break
@@ -141,6 +151,7 @@ class Place:
             passed=self.name,
             chosen=f"{reserve} bytes left to the compiler",
             because=f"{total} of {limit} bytes of VMEM are planned",
+            rejected={"nothing": "the compiler spills into it, and refuses what it cannot place"},
         )
         log.choose(
             "residency.ring_slots",
@@ -153,6 +164,8 @@ class Place:
             buffers=buffers,
             views=views,
             streams=streams,
+            experts=experts,
+            expert_rings=expert_rings,
             slots=slots,
             allocations=allocations,
             reserve_bytes=reserve,
@@ -201,11 +214,12 @@ def _item_bytes(stream: StreamPlan) -> int:
 
 
 def _buffers(
-    graph: StepGraph, tiles: Tiles, padded_rows: int
+    graph: StepGraph, tiles: Tiles, collectives: Collectives, padded_rows: int
 ) -> tuple[tuple[Buffer, ...], dict[str, View]]:
     """Buffers of all values that live between steps, packed into regions."""
     found = lifetimes(graph)
     owners = _owners(graph)
+    scattered = _scattered(graph, collectives)
     dtypes = _dtypes(graph)
     wanted = []
     facts: dict[str, tuple[Lifetime, int, DType]] = {}
@@ -213,7 +227,10 @@ def _buffers(
         name = buffer_name(lifetime.values[0])
         if name in facts:  # values whose names differ in punctuation only
             name = f"{name}_{len(facts)}"
-        width = max(_lanes(graph, tiles, value, owners) for value in lifetime.values)
+        width = max(
+            max(_lanes(graph, tiles, value, owners), scattered.get(value, 0))
+            for value in lifetime.values
+        )
         dtype = _memory_dtype(lifetime, dtypes)
         facts[name] = (lifetime, width, dtype)
         wanted.append((name, dtype, width, lifetime.first, lifetime.last))
@@ -281,6 +298,20 @@ def _owners(graph: StepGraph) -> dict[str, str]:
     }
 
 
+def _scattered(graph: StepGraph, collectives: Collectives) -> dict[str, int]:
+    """Lanes of values that are summed in two phases: shares may end behind the last column."""
+    columns = {one.name: one.columns for one in collectives.exchanges}
+    found: dict[str, int] = {}
+    for step in graph.steps():
+        if step.kind is StepKind.ALL_REDUCE:
+            choice = collectives.steps[step.id]
+            if choice.algorithm == TWO_PHASE:
+                place = graph.resolve(step.nodes[0].operands[0])
+                end = place.start + columns[choice.exchange]
+                found[place.base] = max(found.get(place.base, 0), end)
+    return found
+
+
 def _lanes(graph: StepGraph, tiles: Tiles, value: str, owners: dict[str, str]) -> int:
     """Buffer lanes of a value: whole blocks for matmul outputs, whole registers otherwise."""
     if value in owners:
@@ -311,15 +342,15 @@ def _region_allocations(buffers: tuple[Buffer, ...], target: Target) -> list[All
     return out
 
 
-def new_rows(*, is_round: bool) -> int:
+def new_rows(cache: CacheStream) -> int:
     """Rows of the blocks in which new keys and values of a sequence enter a cache.
 
-    One row lies in one aligned block; the rows of a round may touch two.
+    One row lies in one aligned block; several may touch two.
     """
-    return 2 * EMBED_ROWS if is_round else EMBED_ROWS
+    return 2 * EMBED_ROWS if cache.by_rows else EMBED_ROWS
 
 
-def _stream_allocations(streams: Streams, block_rows: int, target: Target) -> list[Allocation]:
+def _stream_allocations(streams: Streams, target: Target) -> list[Allocation]:
     out = [
         Allocation(
             name=f"{one.name}_ring",
@@ -329,11 +360,14 @@ def _stream_allocations(streams: Streams, block_rows: int, target: Target) -> li
         for one in streams.streams
     ]
     for cache in streams.caches:
-        tile = target.padded_bytes((cache.slots, cache.tile, cache.width), 2)
-        new = target.padded_bytes((cache.batch, block_rows, cache.width), 2)
+        rows = new_rows(cache)
+        tile = sum(
+            target.padded_bytes((cache.slots, cache.tile, width), 2) for width in cache.widths
+        )
+        new = sum(target.padded_bytes((cache.batch, rows, width), 2) for width in cache.widths)
         out += [
-            Allocation(name=f"{cache.name}_ring", bytes=2 * tile, op="key and value tiles"),
-            Allocation(name=f"{cache.name}_new", bytes=2 * new, op="new key and value rows"),
+            Allocation(name=f"{cache.name}_ring", bytes=tile, op="key and value tiles"),
+            Allocation(name=f"{cache.name}_new", bytes=new, op="new key and value rows"),
         ]
     return out
 
@@ -366,10 +400,22 @@ def exchange_buffers(plan: ExchangePlan, ranks: int) -> list[tuple[str, tuple[in
             ("send", (plan.rows, share), DType.BF16),
             ("gathered", (ranks, plan.rows, share), DType.BF16),
         ]
-    dtype = DType.BF16 if plan.kind == GATHER else DType.I32
+    dtype = {GATHER: DType.BF16, GATHER_F32: DType.F32}.get(plan.kind, DType.I32)
     return [
         ("send", (plan.rows, plan.columns), dtype),
         ("receive", (ranks, plan.rows, plan.columns), dtype),
+    ]
+
+
+def _expert_allocations(rings: tuple[ExpertRing, ...], target: Target) -> list[Allocation]:
+    return [
+        Allocation(
+            name=f"{ring.name}_{suffix}",
+            bytes=target.padded_bytes(shape, dtype.bytes),
+            op="chosen experts",
+        )
+        for ring in rings
+        for suffix, shape, dtype in ring.arrays()
     ]
 
 
@@ -393,10 +439,10 @@ def _embed_allocations(graph: StepGraph, target: Target) -> list[Allocation]:
 def _mask_allocations(graph: StepGraph, padded_rows: int, target: Target) -> list[Allocation]:
     found = []
     for step in graph.steps():
-        if step.kind is StepKind.ARGMAX and len(step.nodes) > 1:
+        if step.masks:
             lanes = mask_lanes(graph.resolve(step.nodes[-1].operands[0]).width)
             size = target.padded_bytes((padded_rows, lanes), DType.I32.bytes)
-            name = f"{step.nodes[0].operands[1]}_block"
+            name = f"{step.masks}_block"
             found.append(Allocation(name=name, bytes=size, op="masks of allowed tokens"))
     return found
 

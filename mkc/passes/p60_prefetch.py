@@ -86,6 +86,7 @@ class Prefetch:
             chosen=f"{sum(len(found) for found in runs.values())} loops, {guards} guarded refills",
             because="refills of one size share a loop; a guard stands only where a loop may end "
             "and the next loads differ in size",
+            rejected={"a loop or a guard for every load": "more code for the same copies"},
         )
         return Prefetched(runs=runs, prologue=tuple(rows for _, rows in first.loads[:slots]))
 

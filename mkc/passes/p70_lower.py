@@ -5,11 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from mkc.errors import UnsupportedGraphError
 from mkc.ir import ops
 from mkc.ir.graph import Graph
 from mkc.ir.graph import Node
+from mkc.ir.ops_experts import ExpertMlp
+from mkc.ir.ops_mixing import ResidualBlocks
 from mkc.ir.types import DType
 from mkc.ir.types import TensorType
+from mkc.passes.expert_places import expert_step
+from mkc.passes.expert_places import plan_name
+from mkc.passes.expert_places import route_node
 from mkc.passes.lifetimes import external_operands
 from mkc.passes.lower_rounds import round_phase
 from mkc.passes.lower_rounds import round_plan
@@ -20,10 +26,16 @@ from mkc.passes.p30_tile import Tiles
 from mkc.passes.p40_collectives import Collectives
 from mkc.passes.p50_residency import Residency
 from mkc.passes.p60_prefetch import Prefetched
+from mkc.passes.rank_ops import PackedLatentAttention
 from mkc.passes.steps import Step
 from mkc.passes.steps import StepGraph
 from mkc.passes.steps import StepKind
 from mkc.passes.steps import StepLoop
+from mkc.schedule.expert_phases import ExpertsPhase
+from mkc.schedule.expert_phases import RoutePhase
+from mkc.schedule.mixing_phases import ClearBlocksPhase
+from mkc.schedule.mixing_phases import LatentAttentionPhase
+from mkc.schedule.mixing_phases import StoreBlockPhase
 from mkc.schedule.program import AllReducePhase
 from mkc.schedule.program import ArgmaxPhase
 from mkc.schedule.program import AttentionPhase
@@ -104,6 +116,8 @@ class Lower:
             rounds_per_launch=self.rounds,
             vmem_limit_bytes=target.vmem.total_bytes,
             scalars=scalar_table(graph),
+            experts=residency.experts,
+            expert_rings=residency.expert_rings,
             round=round_plan(graph, lowering.view),
         )
 
@@ -130,7 +144,11 @@ class _Lowering:
         own = {item.id for item in body if isinstance(item, Step)}
         streams = [
             name
-            for table in (self.residency.streams.page_of, self.residency.streams.narrow_of)
+            for table in (
+                self.residency.streams.page_of,
+                self.residency.streams.narrow_of,
+                self.residency.streams.matrix_of,
+            )
             for name in dict.fromkeys(table[step] for step in table if step in own)
         ]
         for name in streams:
@@ -155,6 +173,10 @@ class _Lowering:
             StepKind.ATTENTION: self.attention,
             StepKind.ALL_REDUCE: self.all_reduce,
             StepKind.ARGMAX: self.argmax,
+            StepKind.BLOCKS: self.blocks,
+            StepKind.LATENT_ATTENTION: self.latent_attention,
+            StepKind.ROUTE: self.route,
+            StepKind.EXPERTS: self.experts,
         }.get(step.kind)
         return build(step) if build else round_phase(self, step, title(step))
 
@@ -265,6 +287,29 @@ class _Lowering:
             value_heads=heads,
             key_dim=keys,
             value_dim=values,
+            channels=decay.width != beta.width,
+            rounds=_rounds(node),
+        )
+
+    def blocks(self, step: Step) -> Phase:
+        (node,) = step.nodes
+        views = [self.view(one.name) for one in node.results]
+        if isinstance(node.op, ResidualBlocks):
+            return ClearBlocksPhase(
+                id=step.id,
+                title=title(step),
+                location=node.location,
+                blocks=views[0],
+                count=views[1],
+            )
+        return StoreBlockPhase(
+            id=step.id,
+            title=title(step),
+            location=node.location,
+            blocks=views[0],
+            count=views[1],
+            source=self.view(node.operands[2]),
+            slots=node.results[0].type.shape[1],
         )
 
     def attention(self, step: Step) -> Phase:
@@ -288,6 +333,77 @@ class _Lowering:
             rounds=node.results[0].type.dtype is DType.BF16,
         )
 
+    def latent_attention(self, step: Step) -> Phase:
+        (node,) = step.nodes
+        assert isinstance(node.op, PackedLatentAttention)
+        q, latent, shared = (self.view(name) for name in node.operands[:3])
+        _, heads, value_dim = node.results[0].type.shape
+        return LatentAttentionPhase(
+            id=step.id,
+            title=title(step),
+            location=node.location,
+            cache=self.residency.streams.cache_of[node.states[0]],
+            up=self.residency.streams.matrix_of[step.id],
+            positions=self.graph.scalars.get(node.operands[4], node.operands[4]),
+            q=q,
+            latent=latent,
+            shared=shared,
+            output=self.view(node.results[0].name),
+            heads=heads,
+            key_dim=node.op.key_dim,
+            shared_dim=node.op.shared_dim,
+            value_dim=value_dim,
+            scale=node.op.scale,
+            rounds=_rounds(node),
+        )
+
+    def route(self, step: Step) -> Phase:
+        (node,) = step.nodes
+        op = route_node(step)
+        chosen = expert_step(self.graph, step)
+        if chosen is None:
+            raise UnsupportedGraphError(
+                op=op.mnemonic,
+                location=node.location,
+                problem="the kernel loads experts when it has chosen them, and no mixture of "
+                "experts, or more than one, takes this choice",
+                hint="Pass the ids of one mkc.route to one mkc.expert_mlp",
+            )
+        ids, weights = (self.view(one.name) for one in node.results)
+        return RoutePhase(
+            id=step.id,
+            title=title(step),
+            location=node.location,
+            experts=plan_name(chosen),
+            page=self.residency.streams.page_of.get(step.id, ""),
+            bias=node.operands[1] if len(node.operands) > 1 else "",
+            logits=self.view(node.operands[0]),
+            ids=ids,
+            weights=weights,
+            k=op.k,
+            score=op.score,
+            renormalise=op.renormalise,
+            factor=op.scale,
+        )
+
+    def experts(self, step: Step) -> Phase:
+        (node,) = step.nodes
+        assert isinstance(node.op, ExpertMlp)
+        x, ids, weights = (self.view(name) for name in node.operands[:3])
+        return ExpertsPhase(
+            id=step.id,
+            title=title(step),
+            location=node.location,
+            experts=plan_name(step),
+            x=x,
+            ids=ids,
+            weights=weights,
+            output=self.view(node.results[0].name),
+            gate_cap=node.op.gate_cap,
+            up_cap=node.op.up_cap,
+            rounds=_rounds(node),
+        )
+
     def all_reduce(self, step: Step) -> Phase:
         (node,) = step.nodes
         choice = self.collectives.steps[step.id]
@@ -304,7 +420,7 @@ class _Lowering:
         )
 
     def argmax(self, step: Step) -> Phase:
-        *masked, node = step.nodes
+        node = step.nodes[-1]
         choice = self.collectives.steps.get(step.id)
         logits = self.view(node.operands[0])
         return ArgmaxPhase(
@@ -313,7 +429,7 @@ class _Lowering:
             location=node.location,
             logits=logits,
             columns=logits.width,
-            masks=masked[0].operands[1] if masked else "",
+            masks=step.masks,
             exchange=choice.exchange if choice else None,
             meets=choice.meets if choice else False,
         )

@@ -14,6 +14,7 @@ from mkc.errors import PassSpecError
 from mkc.ir.graph import Graph
 from mkc.ir.verify import findings
 from mkc.passes import shard_rules as shard_rules  # registers the SHARD facets
+from mkc.passes import shard_rules_experts as shard_rules_experts
 from mkc.passes import shard_rules_spec as shard_rules_spec
 from mkc.passes.dtypes import check_dtypes
 from mkc.passes.p10_shard import Shard
@@ -130,6 +131,10 @@ def _nonsense(pipeline: Pipeline) -> Iterator[str]:
         yield f"algorithm '{algorithm}' is none of {', '.join(ALGORITHMS)}"
     if tile % CACHE_ROW_TILE:
         yield f"cache_tile {tile} is no multiple of {CACHE_ROW_TILE}, the rows of a memory tile"
+    if bool(pipeline.tile.step) != bool(pipeline.tile.step_load_bytes):
+        yield "step and step_load_bytes of pass 'tile' belong together"
+    if pipeline.residency.state_slots == 1:
+        yield "state_slots is 1; a state is used and another written back at the same time"
     if pipeline.residency.fewest_slots < 1:
         yield "fewest_slots is 0; the ring of the tape has at least one slot"
     if pipeline.fuse.narrow_columns > TAPE_LANES:

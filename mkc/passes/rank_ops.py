@@ -14,13 +14,20 @@ from mkc.ir.facets import INFER
 from mkc.ir.facets import MNEMONICS
 from mkc.ir.infer import Types
 from mkc.ir.ops import Op
+from mkc.ir.ops_experts import ExpertMlp
+from mkc.ir.ops_mixing import LatentAttention
+from mkc.ir.ops_mixing import ScaleHeads
 from mkc.ir.ops_spec import Accept
 from mkc.ir.ops_spec import TopK
+from mkc.ir.types import DType
 
 
 @dataclass(frozen=True, kw_only=True)
 class AllGather(Op):
-    """x [rows, n], columns of one rank -> [rows, ranks * n]: those of all ranks, in their order."""
+    """x [rows, n], columns of one rank -> [rows, ranks * n]: those of all ranks, in their order.
+
+    Several operands travel together and have a result each.
+    """
 
     mnemonic: ClassVar[str] = "all_gather"
     ranks: int
@@ -42,16 +49,64 @@ class ShardedAccept(Accept):
     ranks: int
 
 
-RANK_OPS: tuple[type[Op], ...] = (AllGather, ShardedAccept, ShardedTopK)
+@dataclass(frozen=True, kw_only=True)
+class ShardedScaleHeads(ScaleHeads):
+    """`ScaleHeads` of the heads of one rank with the factors of all heads.
+
+    Attributes:
+      shards, copies: rank r has the heads of shard r // copies.
+    """
+
+    mnemonic: ClassVar[str] = "sharded_scale_heads"
+    shards: int
+    copies: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardedExpertMlp(ExpertMlp):
+    """The part of `ExpertMlp` that one rank's experts, and its slice of each, contribute, in f32.
+
+    The outputs of an expert are sums over ranks and therefore not rounded. `ids` are numbers among
+    the experts of all groups; rank r has those of group r // slices.
+    """
+
+    mnemonic: ClassVar[str] = "sharded_expert_mlp"
+    groups: int
+    slices: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedLatentAttention(LatentAttention):
+    """`LatentAttention` of q [rows, heads, d + s]: of every head its query, then its shared query.
+
+    Attributes:
+      key_dim, shared_dim: d and s.
+    """
+
+    mnemonic: ClassVar[str] = "packed_latent_attention"
+    key_dim: int
+    shared_dim: int
+
+
+RANK_OPS: tuple[type[Op], ...] = (
+    AllGather,
+    PackedLatentAttention,
+    ShardedAccept,
+    ShardedExpertMlp,
+    ShardedScaleHeads,
+    ShardedTopK,
+)
 MNEMONICS.update({op_type.mnemonic: op_type for op_type in RANK_OPS})
 
 
 @INFER.register(AllGather)
 def _all_gather(op: AllGather, operands: Types, states: Types) -> Types:
-    (x,) = operands
-    rows, columns = x.axes
-    parts = tuple(replace(one, count=one.count * op.ranks) for one in columns.parts)
-    return (replace(x, axes=(rows, replace(columns, parts=parts))),)
+    found = []
+    for x in operands:
+        rows, columns = x.axes
+        parts = tuple(replace(one, count=one.count * op.ranks) for one in columns.parts)
+        found.append(replace(x, axes=(rows, replace(columns, parts=parts))))
+    return tuple(found)
 
 
 @INFER.register(ShardedTopK)
@@ -62,6 +117,19 @@ def _sharded_top_k(op: ShardedTopK, operands: Types, states: Types) -> Types:
 @INFER.register(ShardedAccept)
 def _sharded_accept(op: ShardedAccept, operands: Types, states: Types) -> Types:
     return _whole(op, Accept(rows=op.rows), operands, states)
+
+
+@INFER.register(ShardedScaleHeads)
+def _sharded_scale_heads(op: ShardedScaleHeads, operands: Types, states: Types) -> Types:
+    x, factor = operands
+    assert factor.shape[0] == x.shape[1] * op.shards, f"{op}: {factor.shape[0]} factors"
+    return (x,)
+
+
+@INFER.register(ShardedExpertMlp)
+def _sharded_expert_mlp(op: ShardedExpertMlp, operands: Types, states: Types) -> Types:
+    (x,) = _whole(op, ExpertMlp(gate_cap=op.gate_cap, up_cap=op.up_cap), operands, states)
+    return (replace(x, dtype=DType.F32),)
 
 
 def _whole(op: Op, whole: Op, operands: Types, states: Types) -> Types:

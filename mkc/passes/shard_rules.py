@@ -7,6 +7,7 @@ from dataclasses import replace
 from mkc.ir import ops
 from mkc.ir.facets import SHARD
 from mkc.ir.types import DType
+from mkc.ir.types import TensorType
 from mkc.passes.p10_shard import Rule
 from mkc.passes.p10_shard import ShardContext
 from mkc.passes.sharding import REPLICATED
@@ -31,7 +32,8 @@ def embed(op: ops.Embed, operands: Operands, context: ShardContext) -> Rule:
 def linear(op: ops.Linear, operands: Operands, context: ShardContext) -> Rule:
     """Column parallel on a replicated input, row parallel (partial sums) on a divided one.
 
-    Where that was chosen, the columns of all ranks are gathered.
+    Where that was chosen, the columns of all ranks are gathered. A projection to heads is divided
+    by them, so that they stay on their rank: its input is whole unless it has heads itself.
     """
     x = known(operands[0])
     weight = context.types[1]
@@ -41,16 +43,20 @@ def linear(op: ops.Linear, operands: Operands, context: ShardContext) -> Rule:
     if name in context.gathered:
         divided = Sharding(axis=0, shards=context.ranks)
         return Rule(operands=(x, divided), results=(REPLICATED,), part=replace(divided, axis=1))
-    if x.axis is None:
+    if x.axis is None or (_has_heads(weight, 0) and not _has_heads(weight, 1)):
         divided = context.divide_units(weight, 0, name)
         result = divided if divided.axis is None else replace(divided, axis=1)
-        return Rule(operands=(x, divided), results=(result,))
+        return Rule(operands=(REPLICATED, divided), results=(result,))
     # Of ranks that hold the same units only the first contributes to the sum: see `Sharding.once`.
     return Rule(
         operands=(x, replace(x, axis=1, once=x.copies > 1)),
         results=(Sharding(partial=True),),
         op=replace(op, dtype=DType.F32),
     )
+
+
+def _has_heads(weight: TensorType, axis: int) -> bool:
+    return all(part.copyable for part in weight.axes[axis].parts)
 
 
 def like_first(op: ops.Op, operands: Operands, context: ShardContext) -> Rule:

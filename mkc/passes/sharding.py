@@ -2,12 +2,14 @@
 
 A `Sharding` divides one axis into `shards` equal runs of units, part by part, and gives shard
 rank // copies to each rank; `copies` is above one where there are fewer units than ranks, as with a
-few key heads on many devices.
+few key heads on many devices. The ranks with one shard may divide it again along another axis, as
+groups of experts whose matrices several ranks share; then none of them are copies.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from dataclasses import field
 from dataclasses import replace
 
 from mkc.ir.graph import Graph
@@ -24,6 +26,7 @@ class Sharding:
     partial: every rank holds a summand of the value (only between a matmul and its all-reduce).
     once: of the copies only the first holds the weights, the others zeros, so that a sum over the
       ranks counts every unit once.
+    inner: how the ranks with the same shard divide it further: one of its shards for each of them.
     """
 
     axis: int | None = None
@@ -31,6 +34,10 @@ class Sharding:
     copies: int = 1
     partial: bool = False
     once: bool = False
+    inner: Sharding | None = None
+
+    def __post_init__(self) -> None:
+        assert self.inner is None or self.inner.shards == self.copies, f"{self}: ranks left over"
 
     def local(self, type: TensorType) -> TensorType:
         """The type of one rank's shard."""
@@ -38,7 +45,8 @@ class Sharding:
             return type
         divided = divide(type.axes[self.axis], self.shards)
         axes = tuple(divided if index == self.axis else one for index, one in enumerate(type.axes))
-        return TensorType(dtype=type.dtype, axes=axes)
+        shard = TensorType(dtype=type.dtype, axes=axes)
+        return shard if self.inner is None else self.inner.local(shard)
 
 
 REPLICATED = Sharding()
@@ -60,6 +68,7 @@ class ShardedGraph:
       ranks: size of the mesh.
       params, states: how each one is divided.
       gathered: weights that are divided though every rank needs their whole result.
+      expert_groups: into how many groups of ranks experts are divided, by their first matrix.
     """
 
     graph: Graph
@@ -68,3 +77,4 @@ class ShardedGraph:
     params: dict[str, Sharding]
     states: dict[str, Sharding]
     gathered: frozenset[str] = frozenset()
+    expert_groups: dict[str, int] = field(default_factory=dict)

@@ -15,6 +15,7 @@ from enum import StrEnum
 from mkc.ir.graph import Carry
 from mkc.ir.graph import Graph
 from mkc.ir.graph import Node
+from mkc.ir.ops import MaskTokens
 from mkc.ir.types import DType
 from mkc.passes.sharding import ShardedGraph
 
@@ -38,6 +39,10 @@ class StepKind(StrEnum):
     ACCEPT = "accept"
     SELECTOR_WALK = "selector_walk"
     SCALAR = "scalar"
+    BLOCKS = "blocks"
+    LATENT_ATTENTION = "latent_attention"
+    ROUTE = "route"
+    EXPERTS = "experts"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +64,12 @@ class Step:
     output: str = ""
     also: tuple[Node, ...] = ()
     also_output: str = ""
+
+    @property
+    def masks(self) -> str:
+        """The input with masks of tokens that are applied to the logits first; empty for none."""
+        first = self.nodes[0]
+        return first.operands[1] if isinstance(first.op, MaskTokens) else ""
 
     @property
     def products(self) -> tuple[tuple[tuple[Node, ...], str], ...]:

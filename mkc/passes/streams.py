@@ -15,12 +15,14 @@ from mkc.ir import ops
 from mkc.ir import ops_spec
 from mkc.ir.graph import Node
 from mkc.ir.graph import StateKind
+from mkc.ir.ops_mixing import LatentAttention
 from mkc.ir.types import DType
 from mkc.passes.p20_fuse import NARROW_ROWS
 from mkc.passes.steps import Step
 from mkc.passes.steps import StepGraph
 from mkc.passes.steps import StepKind
 from mkc.passes.steps import StepLoop
+from mkc.passes.steps import is_round
 from mkc.passes.steps import lanes
 from mkc.passes.steps import python_name
 from mkc.schedule.program import TAPE_LANES
@@ -32,6 +34,7 @@ from mkc.schedule.program import StreamPlan
 ROW_TILE = 8  # f32 rows of a memory tile
 CACHE_ROW_TILE = 16  # bf16 rows: a cache row is written with its aligned block
 LARGEST_TILE = 256  # positions per tile: one push of the matrix unit, 128 KiB at 256 lanes
+UP = 3  # operand of latent attention: what keys and values are projected with
 PAGE_SLOTS = 2  # the page in use and the next one
 STATE_SLOTS = 4  # in use, being written back, and two arriving
 FEWEST_CACHE_SLOTS = 3  # in use, and two arriving
@@ -46,6 +49,8 @@ class Streams:
       pages: page stream -> vectors of one item.
       page_of: step id -> page stream.
       narrow_of: step id -> stream of a narrow matmul.
+      matrix_of: step id -> stream of a weight that is read as the checkpoint has it.
+      matrices: stream -> parameter key.
       state_of: state key -> stream, for recurrent and convolution states.
       cache_of: key cache state key -> cache.
       value_of: key cache state key -> value cache state key.
@@ -56,6 +61,8 @@ class Streams:
     pages: dict[str, tuple[PageRow, ...]]
     page_of: dict[str, str]
     narrow_of: dict[str, str]
+    matrix_of: dict[str, str]
+    matrices: dict[str, str]
     state_of: dict[str, str]
     cache_of: dict[str, str]
     value_of: dict[str, str]
@@ -68,9 +75,11 @@ def rotary_frequencies(op: ops.RotaryTable) -> tuple[float, ...]:
     return tuple(float(value) for value in values.astype(np.float32))
 
 
-def place_streams(graph: StepGraph, padded_rows: int, cache_tile: int) -> Streams:
+def place_streams(graph: StepGraph, padded_rows: int, cache_tile: int, state_slots: int) -> Streams:
     """Builds every stream. Raises `ContextError` when the caches cannot hold the context."""
-    placer = _Placer(graph=graph, padded_rows=padded_rows, cache_tile=cache_tile)
+    placer = _Placer(
+        graph=graph, padded_rows=padded_rows, cache_tile=cache_tile, state_slots=state_slots
+    )
     placer.body(graph.body, "top", executions=1)
     return Streams(
         streams=tuple(placer.streams),
@@ -78,6 +87,8 @@ def place_streams(graph: StepGraph, padded_rows: int, cache_tile: int) -> Stream
         pages=placer.pages,
         page_of=placer.page_of,
         narrow_of=placer.narrow_of,
+        matrix_of=placer.matrix_of,
+        matrices=placer.matrices,
         state_of=placer.state_of,
         cache_of=placer.cache_of,
         value_of=placer.value_of,
@@ -106,11 +117,14 @@ class _Placer:
     graph: StepGraph
     padded_rows: int
     cache_tile: int
+    state_slots: int
     streams: list[StreamPlan] = field(default_factory=list)
     caches: list[CacheStream] = field(default_factory=list)
     pages: dict[str, tuple[PageRow, ...]] = field(default_factory=dict)
     page_of: dict[str, str] = field(default_factory=dict)
     narrow_of: dict[str, str] = field(default_factory=dict)
+    matrix_of: dict[str, str] = field(default_factory=dict)
+    matrices: dict[str, str] = field(default_factory=dict)
     state_of: dict[str, str] = field(default_factory=dict)
     cache_of: dict[str, str] = field(default_factory=dict)
     value_of: dict[str, str] = field(default_factory=dict)
@@ -135,6 +149,8 @@ class _Placer:
                 self.states(node)
             if item.kind is StepKind.NARROW_MATMUL:
                 self.narrow(item)
+            elif item.kind is StepKind.LATENT_ATTENTION:
+                self.matrix(item, item.nodes[0].operands[UP])
 
     def page(self, steps: list[Step], name: str, items: int) -> None:
         """One item holds all small vectors of one execution of the block."""
@@ -142,7 +158,7 @@ class _Placer:
         at = 0
         readers = []
         for step in steps:
-            if step.kind is not StepKind.VECTOR:
+            if step.kind not in (StepKind.VECTOR, StepKind.ROUTE):
                 continue
             for node in step.nodes:
                 for vector in self.vectors(node):
@@ -192,8 +208,9 @@ class _Placer:
                     for tap in range(shape[1])
                 ]
             else:
-                assert len(shape) == 1, f"{name}: a vector operation reads a matrix"
-                found.append(PageRow(row=0, length=shape[0], param=name))
+                assert shape[:-1] in ((), (1,)), f"{name}: a vector operation reads a matrix"
+                index = (0,) * (len(shape) - 1)
+                found.append(PageRow(row=0, length=shape[-1], param=name, index=index))
         return found
 
     def narrow(self, step: Step) -> None:
@@ -217,12 +234,31 @@ class _Placer:
             )
         )
 
+    def matrix(self, step: Step, key: str) -> None:
+        """A weight that is multiplied from either side: item [N, K]."""
+        param = self.graph.sharded.graph.params[key]
+        name = f"matrix_{step.id}"
+        self.matrix_of[step.id] = name
+        self.matrices[name] = key
+        self.streams.append(
+            StreamPlan(
+                name=name,
+                array=f"{name}_items",
+                item_shape=param.type.shape,
+                dtype=DType.BF16,
+                items=param.instances,
+                slots=min(PAGE_SLOTS, param.instances),
+                writes_back=False,
+                purpose="weights of one layer that its attention is folded with",
+            )
+        )
+
     def states(self, node: Node) -> None:
         """The stream of a node's state."""
         states = self.graph.sharded.graph.states
         local = self.graph.sharded.graph
         match node.op:
-            case ops.Attention():
+            case ops.Attention() | LatentAttention():
                 self.cache(node, window=None)
             case ops_spec.BlockAttention() as op:
                 self.cache(node, window=op.window)
@@ -269,7 +305,8 @@ class _Placer:
         self, key: str, *, item: tuple[int, ...], dtype: DType, items: int, purpose: str
     ) -> None:
         name = self.unique(f"state_{key}")
-        wanted = max(STATE_SLOTS, 2 * items // self.graph.sharded.graph.states[key].instances)
+        per_layer = items // self.graph.sharded.graph.states[key].instances
+        wanted = self.state_slots or max(STATE_SLOTS, 2 * per_layer)
         self.state_of[key] = name
         self.streams.append(
             StreamPlan(
@@ -288,6 +325,10 @@ class _Placer:
         graph = self.graph.sharded.graph
         key_state = graph.states[node.states[0]]
         context, kv_heads, dim = key_state.type.shape
+        value_width = None
+        if isinstance(node.op, LatentAttention):
+            own = lanes(graph.states[node.states[1]].type.shape)
+            value_width = -(-own // VECTOR_LANES) * VECTOR_LANES
         tile = self.cache_tile or _largest_tile(context)
         if context < CACHE_ROW_TILE or context % CACHE_ROW_TILE or context % tile:
             raise ContextError(
@@ -310,6 +351,8 @@ class _Placer:
                 tile=tile,
                 slots=CACHE_SLOTS,
                 window=window,
+                value_width=value_width,
+                by_rows=is_round(graph) or value_width is not None,
             )
         )
 

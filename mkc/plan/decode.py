@@ -21,10 +21,13 @@ from typing import get_type_hints
 from mkc.ir.facets import MNEMONICS
 from mkc.ir.ops import Op
 from mkc.plan.form import RECORD
+from mkc.schedule import expert_phases
+from mkc.schedule import mixing_phases
 from mkc.schedule import round_phases
 from mkc.schedule.program import View
 
-MODULES = (round_phases,)  # of records that are known once their module is imported
+# Of records that are known once their module is imported.
+MODULES = (expert_phases, mixing_phases, round_phases)
 
 
 class DecodeError(Exception):

@@ -9,6 +9,11 @@ from dataclasses import fields
 from math import prod
 
 from mkc.plan.folder import PlanFolder
+from mkc.schedule.expert_phases import ExpertsPhase
+from mkc.schedule.expert_phases import RoutePhase
+from mkc.schedule.mixing_phases import ClearBlocksPhase
+from mkc.schedule.mixing_phases import LatentAttentionPhase
+from mkc.schedule.mixing_phases import StoreBlockPhase
 from mkc.schedule.program import TAPE_LANES
 from mkc.schedule.program import AttentionPhase
 from mkc.schedule.program import DeltaRulePhase
@@ -22,15 +27,20 @@ from mkc.schedule.program import Program
 from mkc.schedule.program import StreamWaitPhase
 from mkc.schedule.program import VectorPhase
 from mkc.schedule.program import View
+from mkc.schedule.program import phases_of
+from mkc.schedule.round_phases import AcceptPhase
 from mkc.schedule.round_phases import KeptDeltaRulePhase
 from mkc.schedule.round_phases import Remembered
 from mkc.schedule.round_phases import RowsAttentionPhase
 from mkc.schedule.round_phases import SelectorWalkPhase
 from mkc.schedule.round_phases import TapPhase
 from mkc.schedule.round_phases import TopKPhase
+from mkc.schedule.simulate.costs_experts import experts_read
+from mkc.schedule.simulate.costs_experts import plan_and_ring
 
 ROW_BYTES = TAPE_LANES * 2
 BF16_BYTES = 2
+VERIFY, DRAFT = "verify", "draft"
 STEP_ID = re.compile(r"p\d+")
 
 
@@ -50,6 +60,7 @@ class PhaseRow:
       flops: of matrix and recurrent work in one execution; 0 when only vector work is done.
       reads, writes: buffers.
       position: in program order.
+      part: of a round of a scheme: `verify` up to the acceptance, `draft` behind it; else empty.
     """
 
     id: str
@@ -64,6 +75,7 @@ class PhaseRow:
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     position: int
+    part: str
 
     @property
     def is_step(self) -> bool:
@@ -75,6 +87,7 @@ def phase_rows(folder: PlanFolder) -> tuple[PhaseRow, ...]:
     """All phases in program order, loop bodies once."""
     program = folder.program
     lines = kernel_lines(folder.kernel_source)
+    parts = _parts(program)
     return tuple(
         PhaseRow(
             id=phase.id,
@@ -89,9 +102,23 @@ def phase_rows(folder: PlanFolder) -> tuple[PhaseRow, ...]:
             reads=phase_buffers(phase, written=False),
             writes=phase_buffers(phase, written=True),
             position=position,
+            part=parts.get(phase.id, ""),
         )
         for position, (phase, loops) in enumerate(_walk(program.body, ()))
     )
+
+
+def _parts(program: Program) -> dict[str, str]:
+    """Phase id -> part of the round; empty without one."""
+    parts: dict[str, str] = {}
+    if program.round is None:
+        return parts
+    now = VERIFY
+    for phase in phases_of(program.body):
+        parts[phase.id] = now
+        if isinstance(phase, AcceptPhase):
+            now = DRAFT
+    return parts
 
 
 def _walk(
@@ -131,7 +158,7 @@ def kernel_lines(source: str) -> dict[str, int]:
     return lines
 
 
-WRITTEN = ("output", "writes")  # fields of outputs
+WRITTEN = ("output", "outputs", "writes")  # fields of outputs
 
 
 def phase_buffers(phase: Phase, *, written: bool) -> tuple[str, ...]:
@@ -147,11 +174,18 @@ def phase_buffers(phase: Phase, *, written: bool) -> tuple[str, ...]:
         for one in value if isinstance(value, tuple) else ():
             if isinstance(one, Product):
                 names.append((one.output if written else one.left).buffer)
+            elif isinstance(one, View) and (part.name in WRITTEN) is written:
+                names.append(one.buffer)
     if isinstance(phase, TapPhase) and written:
         names.append(phase.buffer)
     if isinstance(phase, TopKPhase):
         outputs = [phase.values.buffer, phase.ids.buffer]
         names = outputs if written else [one for one in names if one not in outputs]
+    if isinstance(phase, RoutePhase):
+        outputs = [phase.ids.buffer, phase.weights.buffer]
+        names = outputs if written else [phase.logits.buffer]
+    if isinstance(phase, ClearBlocksPhase | StoreBlockPhase) and written:
+        names = [phase.blocks.buffer, phase.count.buffer]
     return tuple(dict.fromkeys(names))
 
 
@@ -175,10 +209,13 @@ def _bytes(program: Program, phase: Phase) -> int:
             return sum(_item_bytes(program, one) for one in names) * program.batch
         case SelectorWalkPhase():
             return program.rows * (phase.k + 1) * phase.rank * BF16_BYTES
-        case AttentionPhase() | RowsAttentionPhase():
+        case AttentionPhase() | RowsAttentionPhase() | LatentAttentionPhase():
             cache = next(one for one in program.caches if one.name == phase.cache)
             positions = min(cache.context, cache.window or cache.context)
-            return 2 * cache.batch * positions * cache.width * BF16_BYTES
+            return cache.batch * positions * sum(cache.widths) * BF16_BYTES
+        case ExpertsPhase():
+            _, ring = plan_and_ring(program, phase.experts)
+            return experts_read(program, phase.experts) * ring.slice.bytes
         case _:
             return 0
 
@@ -200,6 +237,16 @@ def _flops(program: Program, phase: Phase) -> int:
             cache = next(one for one in program.caches if one.name == phase.cache)
             seen = min(cache.context, cache.window or cache.context)
             return 4 * program.rows * phase.heads * phase.head_dim * seen
+        case LatentAttentionPhase():
+            # scores and sums over the context; queries folded, values projected
+            rank = phase.latent.width
+            context = program.context * (2 * rank + phase.shared_dim)
+            folds = rank * (phase.key_dim + phase.value_dim)
+            return 2 * program.rows * phase.heads * (context + folds)
+        case ExpertsPhase():
+            plan, ring = plan_and_ring(program, phase.experts)
+            pairs = ring.rows * ring.chosen // plan.groups
+            return 2 * pairs * 3 * ring.slice.width * ring.slice.inner
         case KeptDeltaRulePhase():
             # the commit, then what the state has for keys and queries of every row
             state = phase.value_heads * phase.key_dim * phase.value_dim

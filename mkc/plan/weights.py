@@ -30,6 +30,7 @@ class Weighed:
       bytes: HBM bytes per step and rank of the phases, streams or parameters it names; those of the
         whole step when it names none.
       phases: ids of the phases it names; empty when it is about the whole step.
+      executions: of those phases per step.
       saved_us: predicted time per step that the choice saves against its best alternative, over all
         executions; None when the alternatives were not costed.
     """
@@ -38,7 +39,14 @@ class Weighed:
     weight_us: float
     bytes: int
     phases: tuple[str, ...]
+    executions: int
     saved_us: float | None
+
+
+def estimated_us(text: str) -> float | None:
+    """The time that a pass estimated for one execution and wrote into its words, if it did."""
+    found = PREDICTED.search(text)
+    return float(found[1]) if found else None
 
 
 def weigh(folder: PlanFolder) -> tuple[Weighed, ...]:
@@ -98,6 +106,7 @@ def _weighed(
         weight_us=round(max(moved / bytes_per_us, saved or 0.0), 3),
         bytes=moved,
         phases=tuple(one.id for one in governed) if ids else (),
+        executions=executions,
         saved_us=saved,
     )
 
@@ -108,9 +117,8 @@ def _named(subject: str, uses: dict[str, set[str]]) -> set[str]:
 
 
 def _saved(decision: Decision, executions: int) -> float | None:
-    chosen = PREDICTED.search(decision.chosen)
-    others = [match for text in decision.rejected.values() if (match := PREDICTED.search(text))]
+    chosen = estimated_us(decision.chosen)
+    others = [us for text in decision.rejected.values() if (us := estimated_us(text)) is not None]
     if chosen is None or not others:
         return None
-    best = min(float(match[1]) for match in others)
-    return round((best - float(chosen[1])) * executions, 3)
+    return round((min(others) - chosen) * executions, 3)

@@ -7,6 +7,7 @@ transposed copy is in memory.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Iterator
 from dataclasses import dataclass
 from dataclasses import field
@@ -65,29 +66,40 @@ class BlockReader:
     lowered: Lowered
     _buffers: _Buffers = field(default_factory=lambda: _Buffers(), repr=False)
 
-    def contents(self, piece: PackPiece, block: int, not_finite: set[str]) -> Iterator[Content]:
+    def contents(
+        self,
+        piece: PackPiece,
+        block: int,
+        not_finite: set[str],
+        *,
+        ranks: Collection[int] | None = None,
+    ) -> Iterator[Content]:
         """The contents of one block, for every rank from its first byte to its last.
 
         Args:
           not_finite: names of tensors with a NaN or an infinity are added here.
+          ranks: those that are wanted, None for all; what no other rank needs is not read. A table
+            is one for all ranks, that of rank 0.
         """
+        wanted = range(self.lowered.program.ranks) if ranks is None else ranks
         match piece:
             case TapePiece():
-                yield from self._tape(piece, block, not_finite)
+                yield from self._tape(piece, block, not_finite, wanted)
             case TablePiece():
                 yield self._table(piece, block, not_finite)
             case ItemPiece():
-                yield from self._item(piece, not_finite)
+                yield from self._item(piece, not_finite, wanted)
             case _:
                 raise AssertionError(f"a piece of an unknown kind: {piece}")
 
-    def _tape(self, piece: TapePiece, block: int, not_finite: set[str]) -> Iterator[Content]:
+    def _tape(
+        self, piece: TapePiece, block: int, not_finite: set[str], wanted: Collection[int]
+    ) -> Iterator[Content]:
         first = (piece.first_block + block) * TAPE_LANES
         sharing: dict[tuple[Source, ...], list[int]] = {}
-        for rank, matrix in enumerate(piece.matrices):
-            sharing.setdefault(rows_between(matrix.rows, first, first + TAPE_LANES), []).append(
-                rank
-            )
+        for rank in wanted:
+            rows = rows_between(piece.matrices[rank].rows, first, first + TAPE_LANES)
+            sharing.setdefault(rows, []).append(rank)
         for rows, ranks in sharing.items():
             read = self._buffers.take("read", (TAPE_LANES, piece.full_columns))
             filled = self._read_rows(rows, read, not_finite)
@@ -146,7 +158,9 @@ class BlockReader:
             not_finite.add(piece.tensor)
         return Content(ranks=(0,), array=out)
 
-    def _item(self, piece: ItemPiece, not_finite: set[str]) -> Iterator[Content]:
+    def _item(
+        self, piece: ItemPiece, not_finite: set[str], wanted: Collection[int]
+    ) -> Iterator[Content]:
         """Small vectors and narrow weights: each tensor is read once for all ranks."""
         program = self.lowered.program
         load = self.checkpoint.loader(self.lowered.steps.sharded.full)
@@ -161,8 +175,13 @@ class BlockReader:
 
         packer = Packer(program=program, sharded=self.lowered.steps.sharded, load=load_once)
         role = next(one.role for one in program.operands if one.name == piece.operand)
-        build = packer.page_item if role == "page" else packer.narrow_item
-        for rank in range(program.ranks):
+        build = {
+            "page": packer.page_item,
+            "narrow": packer.narrow_item,
+            "matrix": packer.matrix_item,
+            "experts": packer.expert_item,
+        }[role]
+        for rank in wanted:
             yield Content(ranks=(rank,), array=build(piece.operand, piece.instance, rank))
 
 

@@ -23,6 +23,7 @@ from mkc.errors import CheckpointMismatchError
 from mkc.errors import ConfigFileError
 from mkc.errors import SafetensorsError
 from mkc.errors import ScaleByteError
+from mkc.errors import TensorDifference
 from mkc.ir.graph import Graph
 from mkc.ir.mxfp4 import bad_scale
 from mkc.ir.types import DType
@@ -95,6 +96,7 @@ class Checkpoint:
         HF_HUB_OFFLINE is set.
 
         Args:
+          name: a folder, or OWNER/NAME of the hub, or OWNER/NAME@REVISION.
           revision: branch, tag or commit; of the hub only.
 
         Raises:
@@ -107,7 +109,7 @@ class Checkpoint:
             # Here, because it is slow to import and a folder of the user needs nothing of it.
             from mkc.runtime.hub import fetch
 
-            folder = fetch(str(name), revision)
+            folder = fetch(*_pinned(str(name), revision))
             commit = folder.name
         elif revision is not None:
             raise CheckpointError(
@@ -166,31 +168,31 @@ class Checkpoint:
           CheckpointMismatchError: something is missing, misshapen or of a wrong type; lists all.
         """
         named: set[str] = set()
-        differences: set[str] = set()
+        differences: set[TensorDifference] = set()
         converted: set[str] = set()
         for param in graph.params.values():
+            shape, wanted = param.tensor_type.shape, f"expected {param.tensor_type}"
             for name in param.tensor_names():
                 named.add(name)
                 found = self.tensors.get(name)
-                wanted = f"expected {param.tensor_type}"
                 if found is None:
-                    differences.add(f"missing: {name}, {wanted}")
+                    differences.add(TensorDifference("missing", name, f", {wanted}"))
                     continue
-                stored = f"{name} is {found.dtype}{list(found.shape)}"
-                if found.shape != param.tensor_type.shape:
-                    differences.add(f"wrong shape: {stored}, {wanted}")
+                detail = f" is {found.dtype}{list(found.shape)}, {wanted}"
+                if found.shape != shape:
+                    differences.add(TensorDifference("wrong shape", name, detail))
                 if found.dtype not in READABLE[param.type.dtype]:
-                    differences.add(f"wrong type: {stored}, {wanted}")
+                    differences.add(TensorDifference("wrong type", name, detail))
                 elif found.dtype != READABLE[param.type.dtype][0]:
                     converted.add(name)
         extra = sorted(set(self.tensors) - named)
         if strict:
-            differences.update(f"extra: {name}" for name in extra)
+            differences.update(TensorDifference("extra", name) for name in extra)
         if differences:
             raise CheckpointMismatchError(
                 name=self.name,
                 model=graph.name,
-                differences=sorted(differences),
+                differences=tuple(differences),
                 extra=() if strict else extra,
             )
         return CheckReport(extra=tuple(extra), converted=tuple(sorted(converted)))
@@ -253,6 +255,22 @@ class Checkpoint:
             if self._open.setdefault(path, descriptor) != descriptor:
                 os.close(descriptor)  # another thread was faster
         return self._open[path]
+
+
+def _pinned(name: str, revision: str | None) -> tuple[str, str | None]:
+    """Name and revision of a hub checkpoint, which may be given as NAME@REVISION."""
+    short, separator, pinned = name.partition("@")
+    if not separator:
+        return name, revision
+    if not pinned or revision not in (None, pinned):
+        raise CheckpointError(
+            name=name,
+            problem=f"has the revision '{revision}' beside it"
+            if pinned
+            else "has no revision behind the @",
+            hint="Name one branch, tag or commit, as OWNER/NAME@REVISION or as --revision",
+        )
+    return short, pinned
 
 
 def _read_headers(name: str, folder: Path) -> tuple[dict[str, StoredTensor], tuple[Header, ...]]:

@@ -60,6 +60,7 @@ type Progress = Callable[[int], None]  # called with the bytes that were just fi
 MOST_WORKERS = 4  # more threads wait for each other's memory and disk
 PIECES_AHEAD = 4  # pieces whose blocks are queued, so that small pieces keep all workers busy
 FLUSHED_BYTES = 128 << 20  # written before the disk is asked to begin with them
+RECORD_BYTES = 256  # of a piece in journal and manifest, about
 OURS = re.compile(rf"rank-\d+\.safetensors|{SHARED}|{MANIFEST}(\.new)?|{JOURNAL}")
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -175,10 +176,11 @@ def _write_errors(folder: Path, layout: PackLayout) -> Iterator[None]:
 
 
 def _missing_bytes(folder: Path, layout: PackLayout) -> int:
-    """Bytes that the files still need; blocks not written yet take no room."""
+    """Bytes that the folder still needs; blocks not written yet take no room."""
     paths = [folder / one.name for one in layout.files]
     held = sum(one.stat().st_blocks * 512 for one in paths if one.exists())
-    return max(0, layout.bytes - held)
+    notes = sum(map(len, layout.lines)) + RECORD_BYTES * len(layout.pieces)
+    return max(0, layout.bytes - held) + notes
 
 
 def _free(folder: Path) -> int:

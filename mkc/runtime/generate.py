@@ -31,6 +31,7 @@ from mkc.runtime.text.output import TextReader
 from mkc.runtime.text.stop import StopStrings
 from mkc.runtime.text.tag_output import TagParser
 from mkc.runtime.text.tokenizer import Tokenizer
+from mkc.runtime.token_masks import Masks
 
 NO_TAGS = TagFormat(reasoning_open="", reasoning_close="", call_open="")
 
@@ -276,12 +277,8 @@ class Generator:
     def _launch(self, ready: list[RunningSequence], count: int | None) -> None:
         """Decode rounds for sequences that have a token to feed."""
         slots = self.backend.batch
-        masks: list[Array | None] = [None] * slots
         drafting = self._drafting if all(map(self._drafts, ready)) else None
-        for one in ready:
-            # Of others the host looks at it: after their biases, or when they have drafted.
-            if drafting is None and not one.needs_logits:
-                masks[one.slot] = one.token_mask()
+        masks = self._masks(ready) if drafting is None else self._row_masks(drafting, ready)
         going = [one for one in ready if one.finish is None]
         if not going:
             return
@@ -297,11 +294,10 @@ class Generator:
             active[one.slot] = True
             rounds[one.slot] = self._launch_rounds(one, count)
             # A launch looks for so many; the host for all of them.
-            if drafting is None or not one.is_restricted:  # else it may not be allowed to stop
-                stop_ids[one.slot] = sorted(one.stop_ids)[: self.backend.stop_ids_per_launch]
+            stop_ids[one.slot] = sorted(one.stop_ids)[: self.backend.stop_ids_per_launch]
         if drafting is not None:
             rows = tokens, positions, active
-            self._speculate(drafting, going, rows, max(rounds), stop_ids)
+            self._speculate(drafting, going, rows, max(rounds), stop_ids, masks)
         elif any(one.needs_logits for one in going):
             result = self.backend.step(tokens, positions, active, masks=masks)
             for one in going:
@@ -319,6 +315,25 @@ class Generator:
         for one in going:
             one.statistics.launches += 1
 
+    def _masks(self, ready: list[RunningSequence]) -> Masks:
+        """Of the next token of each slot; of others than greedy sequences the host applies it."""
+        masks: list[Array | None] = [None] * self.backend.batch
+        for one in ready:
+            if not one.needs_logits:
+                masks[one.slot] = one.token_mask()
+        return masks
+
+    def _row_masks(self, backend: DraftingBackend, ready: list[RunningSequence]) -> Masks:
+        """Of the token behind each row of a round, along the drafts that are in it."""
+        rows = backend.drafts + 1
+        masks: list[Array | None] = [None] * (self.backend.batch * rows)
+        for one in ready:
+            if one.is_restricted:
+                drafts = backend.next_drafts(one.slot, one.output[-1], one.position)
+                found = one.row_masks(drafts)
+                masks[one.slot * rows : one.slot * rows + len(found)] = found
+        return masks
+
     def _speculate(
         self,
         backend: DraftingBackend,
@@ -326,6 +341,7 @@ class Generator:
         rows: tuple[list[int], list[int], list[bool]],
         rounds: int,
         stop_ids: list[list[int]],
+        masks: Masks,
     ) -> None:
         """Rounds with drafts; each may emit several tokens."""
         slots = range(self.backend.batch)
@@ -340,6 +356,7 @@ class Generator:
             ],
             seeds=[by_slot[slot].seed if slot in by_slot else 0 for slot in slots],
             stop_ids=stop_ids,
+            masks=masks,
         )
         for one in going:
             for emitted, drafts in launch.of(one.slot):
@@ -347,10 +364,9 @@ class Generator:
                     break
                 one.statistics.rounds += 1
                 one.statistics.drafted += drafts
-                taken = one.take_proposed(emitted)
-                if taken < len(emitted) and one.finish is None:
-                    backend.retract(one.slot, taken)
-                accepted = min(taken, len(emitted) - 1)
+                before = len(one.output)
+                one.take_proposed(emitted)
+                accepted = min(len(one.output) - before, len(emitted) - 1)
                 one.statistics.accepted += accepted
                 self.draft_rounds[accepted] += bool(drafts)
                 self.drafted += drafts

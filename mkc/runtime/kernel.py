@@ -18,7 +18,9 @@ from jax.sharding import Mesh
 from mkc.codegen_pallas.support import operand_format
 from mkc.ir.token_masks import TOKEN_MASKS
 from mkc.passes.pipeline import Lowered
+from mkc.runtime.checkpoint import Checkpoint
 from mkc.runtime.container import PackedWeights
+from mkc.runtime.filling import read_operands
 from mkc.runtime.pack import DTYPES
 from mkc.runtime.pack import LoadTensor
 from mkc.runtime.pack import Packer
@@ -30,7 +32,7 @@ from mkc.runtime.stop_ids import stop_table
 from mkc.runtime.token_masks import Masks
 from mkc.runtime.token_masks import kernel_masks
 
-WEIGHT_ROLES = ("tape", "page", "narrow", "table")
+WEIGHT_ROLES = ("tape", "page", "narrow", "matrix", "experts", "table")
 AXIS = "tp"
 
 
@@ -100,12 +102,27 @@ class KernelSession:
         return self._formats[operand]
 
     def load_weights(self, load: LoadTensor) -> None:
-        """Packs the weights of this process's ranks. `load` reads a checkpoint tensor by name."""
+        """Packs weights that are in memory. `load` gives a checkpoint tensor by name."""
         packer = Packer(program=self.program, sharded=self.lowered.steps.sharded, load=load)
         for operand in self.program.operands:
             if operand.role in WEIGHT_ROLES:
                 ranks = 1 if operand.role == "table" else self.program.ranks
                 self.place_parts(operand.name, ranks, partial(packer.operand, operand.name))
+
+    def load_checkpoint(self, checkpoint: Checkpoint) -> tuple[str, ...]:
+        """Packs the weights of this process's ranks onto its devices, block by block.
+
+        Returns:
+          Names of tensors with a NaN or an infinity, sorted.
+
+        Raises:
+          CheckpointMismatchError: the checkpoint is not one of the model.
+          SafetensorsError: a file cannot be read.
+        """
+        checkpoint.check(self.lowered.steps.sharded.full)
+        operands, not_finite = read_operands(checkpoint, self.lowered, self.format_of)
+        self.operands.update(operands)
+        return not_finite
 
     def load_packed(self, packed: PackedWeights) -> None:
         """Places packed weights; a rank's part goes from its file straight to its device."""
@@ -149,7 +166,7 @@ class KernelSession:
           tokens, positions: i32 [batch]; a sequence with a negative position rests.
           masks: which tokens each sequence may emit, if the kernel reads masks; empty for all.
         """
-        self._place_masks(masks)
+        self.place_masks(masks)
         for name, value in (("tokens", tokens), ("positions", positions)):
             self.place(name, [np.asarray(value, np.int32)])
         results = self.call()
@@ -180,7 +197,7 @@ class KernelSession:
           with_logits: also fetch the logits of the last round; the kernel must return them.
         """
         most = self.program.rounds_per_launch
-        self._place_masks(masks)
+        self.place_masks(masks)
         assert all(1 <= one <= most for one in rounds), f"{rounds} rounds in one launch"
         scalars = (
             ("tokens", tokens),
@@ -197,8 +214,12 @@ class KernelSession:
         logits = self.logits_of(rest[0]) if with_logits else None
         return LaunchResult(tokens=tokens, rounds=ran, logits=logits)
 
-    def _place_masks(self, masks: Masks) -> None:
-        """Masks of this launch; those that allow everything stay on the devices."""
+    def place_masks(self, masks: Masks) -> None:
+        """Masks of the next launch, one per row; those that allow everything stay on the devices.
+
+        Args:
+          masks: empty for all tokens.
+        """
         operand = next((one for one in self.program.operands if one.role == TOKEN_MASKS), None)
         restricted = any(one is not None for one in masks)
         if operand is None:

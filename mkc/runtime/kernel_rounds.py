@@ -19,6 +19,7 @@ from mkc.runtime.finish_round import sampling_scalars
 from mkc.runtime.kernel import KernelSession
 from mkc.runtime.shards import Array
 from mkc.runtime.stop_ids import stop_table
+from mkc.runtime.token_masks import Masks
 
 CARRIED = ("tokens", "positions", "kept")  # results of a launch that the next one begins with
 
@@ -57,6 +58,7 @@ def launch_rounds(
     stop_ids: Sequence[Sequence[int]] = (),
     sampling: Sequence[SequenceSampling] = (),
     forced: Array | None = None,
+    masks: Masks = (),
 ) -> RoundsResult:
     """Runs rounds until every sequence has ended or has had its own.
 
@@ -67,6 +69,8 @@ def launch_rounds(
       stop_ids: as for `KernelSession.launch`.
       sampling: options of each sequence, for a kernel that samples; empty for greedy sequences.
       forced: see `mkc.runtime.finish_round`; None for nothing.
+      masks: which tokens may follow each row, in all rounds, if the kernel reads masks; empty for
+        all.
     """
     program = session.program
     assert program.round is not None, "the kernel runs steps, not rounds"
@@ -82,6 +86,7 @@ def launch_rounds(
         options = sampling or (GREEDY,) * batch
         scalars |= sampling_scalars(options)
         scalars["forced"] = forced_tokens(batch, length, {}) if forced is None else forced
+    session.place_masks(masks)
     for operand in program.operands:
         if operand.role in scalars:
             session.place(operand.name, [scalars[operand.role].astype(DTYPES[operand.dtype])])

@@ -36,8 +36,8 @@ ELEMENT = 2  # bytes of bf16
 ROW_BYTES = TAPE_LANES * ELEMENT
 PIECE_BYTES = 64 << 20  # of one rank: what a kill loses, and what is checked at once
 TABLE_BLOCK_BYTES = 4 << 20
-WEIGHT_ROLES = ("tape", "page", "narrow", "table")
-STORED = {DType.BF16: "BF16", DType.F32: "F32"}
+WEIGHT_ROLES = ("tape", "page", "narrow", "matrix", "experts", "table")
+STORED = {DType.BF16: "BF16", DType.F32: "F32", DType.E2M1X2: "I8"}
 SHARED = "shared.safetensors"  # what all ranks have alike
 
 
@@ -103,7 +103,7 @@ class TapePiece(PackPiece):
 
 @dataclass(frozen=True, kw_only=True)
 class ItemPiece(PackPiece):
-    """One item of a page or narrow stream."""
+    """One item of a page, narrow or matrix stream, or one expert."""
 
     instance: int
 
@@ -220,7 +220,7 @@ def _pieces(program: Program, sharded: ShardedGraph) -> Iterator[PackPiece]:
     for operand in program.operands:
         if operand.role == "table":
             yield from _table_pieces(sharded, operand)
-        elif operand.role in ("page", "narrow"):
+        elif operand.role in ("page", "narrow", "matrix", "experts"):
             item = prod(operand.shape[1:]) * operand.dtype.bytes
             for instance in range(operand.shape[0]):
                 yield ItemPiece(
@@ -324,6 +324,12 @@ def _lines(lowered: Lowered) -> Iterator[str]:
         place = f"{operand.name} {operand.dtype}{list(operand.shape)}"
         if operand.role == "table":
             yield f"table {place}: {_weight(sharded, operand.param, 0)}"
+        elif operand.role == "experts":
+            plan = next(one for one in program.experts if operand.name.startswith(one.name))
+            weights = " + ".join(_weight(sharded, key, None) for key in plan.params)
+            yield f"experts {place} {plan.groups} groups of {plan.slices}: {weights}"
+        elif operand.role == "matrix":
+            yield f"matrix {place}: {_weight(sharded, operand.param, None)}"
         elif operand.role == "narrow":
             phase = narrow_phase(program, operand.name)
             weights = " + ".join(_weight(sharded, one.param, None) for one in phase.pieces)

@@ -11,6 +11,7 @@ import numpy as np
 
 from mkc.ir.types import DType
 from mkc.passes.sharding import ShardedGraph
+from mkc.runtime.pack_experts import expert_entry
 from mkc.runtime.shards import Array
 from mkc.runtime.shards import take_shard
 from mkc.schedule.program import TAPE_LANES
@@ -47,12 +48,14 @@ class Packer:
     load: LoadTensor
 
     def operand(self, name: str, rank: int) -> Array:
-        """The operand `name` (a tape, page, narrow or table operand) of one rank."""
+        """The operand `name` (a tape, page, narrow, matrix, experts or table operand)."""
         operand = next(one for one in self.program.operands if one.name == name)
         build = {
             "tape": self._tape,
             "page": self._page,
             "narrow": self._narrow,
+            "matrix": self._matrix,
+            "experts": self._experts,
             "table": self._table,
         }[operand.role]
         array = build(name, rank)
@@ -71,12 +74,16 @@ class Packer:
         return np.concatenate(tensors, axis=0).astype(ml_dtypes.bfloat16)
 
     def _tape(self, name: str, rank: int) -> Array:
-        matrices = [
-            tape_matrix(self._rows(phase.pieces, instance, rank), phase.blocks)
-            for phase, instance in executions(self.program.body)
-            if isinstance(phase, MatmulPhase)
-        ]
-        return np.concatenate(matrices, axis=0)
+        shape = next(one.shape for one in self.program.operands if one.name == name)
+        tape = np.empty(shape, ml_dtypes.bfloat16)
+        start = 0
+        for phase, instance in executions(self.program.body):
+            if isinstance(phase, MatmulPhase):
+                matrix = tape_matrix(self._rows(phase.pieces, instance, rank), phase.blocks)
+                tape[start : start + matrix.shape[0]] = matrix
+                start += matrix.shape[0]
+        assert start == shape[0], f"{name}: {start} rows packed, {shape[0]} planned"
+        return tape
 
     def _narrow(self, name: str, rank: int) -> Array:
         items = next(one.shape[0] for one in self.program.operands if one.name == name)
@@ -92,6 +99,28 @@ class Packer:
         padded[: weight.shape[0]] = weight
         blocks = padded.reshape(rows, phase.K // TAPE_LANES, TAPE_LANES).transpose(1, 0, 2)
         return np.ascontiguousarray(blocks).reshape(shape[1:])
+
+    def _matrix(self, name: str, rank: int) -> Array:
+        items = next(one.shape[0] for one in self.program.operands if one.name == name)
+        return np.stack([self.matrix_item(name, instance, rank) for instance in range(items)])
+
+    def matrix_item(self, name: str, instance: int, rank: int) -> Array:
+        """One item of a matrix operand: a weight as the checkpoint has it."""
+        operand = next(one for one in self.program.operands if one.name == name)
+        return self._tensor(operand.param, instance, rank).astype(ml_dtypes.bfloat16)
+
+    def _experts(self, name: str, rank: int) -> Array:
+        items = next(one.shape[0] for one in self.program.operands if one.name == name)
+        return np.stack([self.expert_item(name, entry, rank) for entry in range(items)])
+
+    def expert_item(self, name: str, entry: int, rank: int) -> Array:
+        """One entry of an operand of experts."""
+        arrays = {one.gate_up_array: one for one in self.program.experts}
+        arrays |= {one.down_array: one for one in self.program.experts}
+        plan = arrays[name]
+        ring = next(one for one in self.program.expert_rings if one.name == plan.ring)
+        found = expert_entry(plan, ring.slice, self.sharded, self.load, entry=entry, rank=rank)
+        return found.gate_up if name == plan.gate_up_array else found.down
 
     def _page(self, name: str, rank: int) -> Array:
         items = next(one.shape[0] for one in self.program.operands if one.name == name)

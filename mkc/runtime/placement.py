@@ -33,7 +33,7 @@ def place_ranks(format_: Any, ranks: int, part: Callable[[int], Array]) -> jax.A
       part: called with the number of a rank.
     """
     known: dict[int, Array] = {}
-    own = _local_ranks(format_, ranks)
+    own = local_ranks(format_, ranks)
     rows, *rest = known.setdefault(own[0], part(own[0])).shape
 
     def of(index: Index | None) -> Array:
@@ -44,7 +44,7 @@ def place_ranks(format_: Any, ranks: int, part: Callable[[int], Array]) -> jax.A
     return jax.make_array_from_callback((ranks * rows, *rest), format_, of)
 
 
-def _local_ranks(format_: Any, ranks: int) -> list[int]:
+def local_ranks(format_: Any, ranks: int) -> list[int]:
     """Numbers of the ranks whose devices belong to this process, by the order of the mesh."""
     if ranks == 1:
         return [0]
@@ -73,7 +73,7 @@ def local_part(array: jax.Array) -> Array:
 def place_local_part(part: Array, sharding: NamedSharding) -> jax.Array:
     """The array of which `local_part` gives `part`."""
     ranks = sharding.mesh.size
-    own = _local_ranks(sharding, ranks)
+    own = local_ranks(sharding, ranks)
     parts = dict(zip(own, np.split(part, len(own)), strict=True))
     return place_ranks(sharding, ranks, parts.__getitem__)
 

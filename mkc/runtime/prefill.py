@@ -45,7 +45,7 @@ type Operands = dict[str, jax.Array]  # of a kernel, by name
 # inside and begins with a copy of the whole tape.
 TPU_OPTIONS = {"xla_tpu_control_large_2nd_minor_layout_for_x16": "0"}
 SCALARS = ("tokens", "slots", "starts", "counts")
-WEIGHT_ROLES = ("tape", "table", "page", "narrow")
+WEIGHT_ROLES = ("tape", "table", "page", "narrow", "matrix", "experts")
 
 
 @dataclass(frozen=True, kw_only=True)

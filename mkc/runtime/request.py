@@ -36,6 +36,10 @@ class TokenConstraint(Protocol):
         """A token of the output, in order; the one that ends it is taken too."""
         ...
 
+    def copy(self) -> TokenConstraint:
+        """Another one that stands where this one does, to look ahead along drafts."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request:

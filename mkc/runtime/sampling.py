@@ -29,6 +29,7 @@ type Array = NDArray[Any]
 CHOICE = 0
 SEED_BITS = 64
 MOST_ALTERNATIVES = 20
+MOST_TOP_K = 2**31 - 1  # launches take it as i32
 # How many of the largest logits are looked at first when the nucleus is wanted.
 FIRST_CANDIDATES = 256
 # Above so many values per wanted one, the largest are first narrowed down by the maxima of groups.
@@ -75,7 +76,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         heat = self.temperature
         _check(self, "temperature", isfinite(heat) and heat >= 0, "a number of 0 or more")
-        _check(self, "top_k", self.top_k >= 0, "0 for all tokens, or how many to keep")
+        in_range = 0 <= self.top_k <= MOST_TOP_K
+        _check(self, "top_k", in_range, "0 for all tokens, or how many to keep, below 2^31")
         _check(self, "min_p", 0 <= self.min_p <= 1, "from 0 to 1")
         _check(self, "top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
         penalty = self.repetition_penalty

@@ -15,6 +15,7 @@ from mkc.runtime.request import Finish
 from mkc.runtime.request import FinishReason
 from mkc.runtime.request import Request
 from mkc.runtime.request import SequenceStatistics
+from mkc.runtime.request import TokenConstraint
 from mkc.runtime.sampling import Choice
 from mkc.runtime.sampling import TokenCounts
 from mkc.runtime.sampling import TokenLogprob
@@ -64,7 +65,7 @@ class RunningSequence:
         self.statistics = SequenceStatistics(prompt_tokens=len(self.prompt))
         self._counts = TokenCounts(vocab, self.prompt) if request.sampling.has_penalties else None
         self._reader = output
-        self._was_refused = False  # the token that was proposed last
+        self._dead_end: int | None = None  # row of a round behind which no token is allowed
         self._clear()
 
     def _clear(self) -> None:
@@ -95,16 +96,10 @@ class RunningSequence:
 
     @property
     def may_draft(self) -> bool:
-        """Drafts are wanted, and a backend that samples can choose the next tokens by itself.
-
-        A greedy sequence with a constraint drafts, too: what a backend chooses without the mask is
-        what it would choose with it wherever that is allowed; see `take_proposed`.
-        """
+        """Drafts are wanted, and a backend that samples can choose the next tokens by itself."""
         sampling = self.request.sampling
         plain = not sampling.has_penalties and not sampling.logit_bias
-        checked_alone = self.request.constraint is None or sampling.temperature == 0.0
-        chosen_alone = plain and sampling.alternatives is None and checked_alone
-        return self.request.draft and chosen_alone and not (self._stops_wait or self._was_refused)
+        return self.request.draft and plain and sampling.alternatives is None
 
     @property
     def is_restricted(self) -> bool:
@@ -114,7 +109,11 @@ class RunningSequence:
     @property
     def _stops_wait(self) -> bool:
         """The output is too short to be ended by the next token."""
-        return len(self.output) < self.request.min_tokens
+        return self._stop_waits_at(len(self.output))
+
+    def _stop_waits_at(self, length: int) -> bool:
+        """An output of this length is too short to be ended by the next token."""
+        return length < self.request.min_tokens and bool(self.stop_ids)
 
     def choose(self, logits: Array) -> None:
         """Chooses the next token from logits, f32 [vocab], and takes it; or ends with an error."""
@@ -133,26 +132,23 @@ class RunningSequence:
             return
         self.take(choice)
 
-    def take_proposed(self, tokens: Sequence[int]) -> int:
-        """Takes tokens that a backend has chosen without a mask; returns how many.
+    def take_proposed(self, tokens: Sequence[int]) -> None:
+        """Takes the tokens of a round up to the end of the sequence.
 
-        It stops where the sequence ends, and in front of a token that is not allowed: the next one
-        is then chosen with the mask.
+        The last one may follow drafts behind which no token is allowed; see `row_masks`.
         """
-        for count, token in enumerate(tokens):
+        for row, token in enumerate(tokens):
             if self.finish is not None:
-                return count
-            if self.request.constraint is not None and not self._allows(token):
-                self._was_refused = True
-                return count
+                return
+            if row == self._dead_end:
+                self._end_without_token()
+                return
             self.take(Choice(token=token))
-        return len(tokens)
 
     def take(self, choice: Choice) -> None:
         """Takes the next token of the output."""
         assert self.finish is None, f"sequence {self.number} has ended"
         token = choice.token
-        self._was_refused = False
         self.output.append(token)
         self.statistics.output_tokens += 1
         self._tokens.append(token)
@@ -182,9 +178,30 @@ class RunningSequence:
         """
         mask = self._allowed()
         if mask is not None and not mask.any():
-            position = len(self.prompt) + len(self.output)
-            self._end(FinishReason.ERROR, error=NoTokenAllowedError(position=position))
+            self._end_without_token()
         return mask
+
+    def row_masks(self, drafts: Sequence[int]) -> list[Array | None]:
+        """Which tokens the backend may choose next, and behind each of the drafts in turn.
+
+        There is none behind a draft that is not allowed or that ends the sequence, since no row
+        behind it counts. None stands for all tokens. See `token_mask` for the first one; when
+        another one allows nothing, that shows when its row is reached.
+        """
+        masks, self._dead_end = [self.token_mask()], None
+        if not self.is_restricted:
+            return masks
+        ahead = self.request.constraint.copy() if self.request.constraint is not None else None
+        for row, draft in enumerate(drafts, start=1):
+            if draft in self.stop_ids or not _allows(masks[-1], draft):
+                break
+            if ahead is not None:
+                ahead.take(draft)
+            masks.append(self._allowed_by(ahead, len(self.output) + row))
+            if masks[-1] is not None and not masks[-1].any():
+                masks[-1], self._dead_end = None, row
+                break
+        return masks
 
     def cancel(self) -> None:
         """Ends the sequence; text that was held back is not shown."""
@@ -215,16 +232,24 @@ class RunningSequence:
             self._events += self._reader.finish()
         self.finish = Finish(reason=reason, statistics=self.statistics, stop=stop, error=error)
 
-    def _allows(self, token: int) -> bool:
-        mask = self._allowed()
-        return mask is None or bool(mask[token // MASK_BITS] >> np.uint32(token % MASK_BITS) & 1)
+    def _end_without_token(self) -> None:
+        position = len(self.prompt) + len(self.output)
+        self._end(FinishReason.ERROR, error=NoTokenAllowedError(position=position))
 
     def _allowed(self) -> Array | None:
         """Tokens that may come next, as words; None for all."""
-        constraint = self.request.constraint
+        return self._allowed_by(self.request.constraint, len(self.output))
+
+    def _allowed_by(self, constraint: TokenConstraint | None, length: int) -> Array | None:
+        """Tokens that may follow an output of this length, as words; None for all."""
         mask = constraint.mask() if constraint is not None else None
-        if self._stops_wait and self.stop_ids:
+        if self._stop_waits_at(length):
             allowed = np.ones(self.vocab, bool) if mask is None else unpack_mask(mask, self.vocab)
             allowed[sorted(self.stop_ids)] = False
             mask = pack_mask(allowed)
         return mask
+
+
+def _allows(mask: Array | None, token: int) -> bool:
+    """Whether a mask of words allows a token."""
+    return mask is None or bool(mask[token // MASK_BITS] >> np.uint32(token % MASK_BITS) & 1)

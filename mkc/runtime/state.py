@@ -82,8 +82,10 @@ class StateLayout:
             return local.reshape(instances * batch, heads * keys, values).astype(np.float32)
         if full.kind is StateKind.KEPT:
             return self._kept_rows(key, local)
-        instances, batch, context, heads, dim = local.shape
-        return local.reshape(instances, batch, context, heads * dim).astype(ml_dtypes.bfloat16)
+        flat = local.reshape(*local.shape[:3], -1)
+        padded = np.zeros(self._operand(key).shape, ml_dtypes.bfloat16)
+        padded[..., : flat.shape[-1]] = flat
+        return padded
 
     def _kept_rows(self, key: str, local: Array) -> Array:
         """Rows [instances, batch, T, ...] as the operand: the rest as lanes, zeros behind them."""
@@ -121,4 +123,8 @@ class StateLayout:
             rows, *rest = local.type.shape
             lanes = operand.reshape(local.instances, batch, rows, -1)[..., : prod(rest)]
             return lanes.reshape(local.instances, batch, rows, *rest)
+        if local.kind is StateKind.KV_CACHE:  # lanes behind those of a row are padding
+            context, *rest = local.type.shape
+            own: Array = operand[..., : prod(rest)]
+            return own.reshape(local.instances, batch, context, *rest)
         return operand.reshape(local.instances, batch, *local.type.shape)

@@ -17,10 +17,11 @@ from mkc.schedule.program import VECTOR_LANES
 from mkc.schedule.program import ArgmaxPhase
 from mkc.schedule.program import Program
 from mkc.schedule.program import mask_lanes
+from mkc.schedule.round_phases import AcceptPhase
 
 ALL = np.uint32(0xFFFFFFFF)
 
-type Masks = Sequence[Array | None]  # one per slot
+type Masks = Sequence[Array | None]  # one per row: of a step one per slot
 
 
 def pack_mask(allowed: Array) -> Array:
@@ -52,7 +53,11 @@ def kernel_masks(masks: Masks, program: Program) -> list[Array]:
 
     Rows beyond the slots allow everything.
     """
-    columns = next(one.columns for one in program.phases() if isinstance(one, ArgmaxPhase))
+    columns = next(
+        one.columns
+        for one in program.phases()
+        if isinstance(one, ArgmaxPhase | AcceptPhase) and one.masks
+    )
     shares = 1 if program.logits_whole else program.ranks
     shape = (program.padded_rows, mask_lanes(columns))
     parts = [np.full(shape, ALL, np.uint32) for _ in range(shares)]

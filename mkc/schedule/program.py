@@ -15,14 +15,16 @@ from dataclasses import field
 from mkc.ir.graph import Location
 from mkc.ir.graph import Node
 from mkc.ir.types import DType
+from mkc.schedule.expert_store import ExpertPlan
+from mkc.schedule.expert_store import ExpertRing
 from mkc.schedule.scalars import RoundPlan
 from mkc.schedule.scalars import ScalarArray
+from mkc.schedule.units import VECTOR_LANES as VECTOR_LANES
 
 TAPE_LANES = 256  # lanes of a tape row: one weight block of the matrix unit, 512 bytes of bf16
 STOP_IDS = 8  # stop tokens that a launch of several rounds looks for, for each sequence
 RESTING = -1  # position of a sequence that rests, which changes no state; what it emits
 ROUNDS = "rounds"  # name of the loop over the rounds of one launch
-VECTOR_LANES = 128  # lanes of a page row: one vector register
 WORD_BITS = 32  # columns that one word of a token mask covers
 
 
@@ -33,6 +35,11 @@ def mask_lanes(columns: int) -> int:
     32 registers of bits without moving a lane.
     """
     return -(-columns // (WORD_BITS * VECTOR_LANES)) * VECTOR_LANES
+
+
+def scattered_columns(columns: int, ranks: int) -> int:
+    """Columns that every rank has an equal share of, in whole registers: at least so many."""
+    return -(-columns // (ranks * VECTOR_LANES)) * ranks * VECTOR_LANES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +106,9 @@ class CacheStream:
     Attributes:
       layers: executions of the attention phase per step.
       width: kv heads * head dim, lanes of a cache row.
+      value_width: of a row of the values, None when it is as wide as one of the keys.
+      by_rows: attention takes several new rows at once. It finds in tiles what lies before the
+        first of them, and writes two blocks of rows. Else one row goes into the last tile.
       tile: positions per tile.
       window: keys nearer than this are seen, None for all.
     """
@@ -113,6 +123,13 @@ class CacheStream:
     tile: int
     slots: int
     window: int | None = None
+    value_width: int | None = None
+    by_rows: bool = False
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Lanes of a row of the keys and of one of the values."""
+        return self.width, self.value_width or self.width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,12 +137,12 @@ class Operand:
     """An array in HBM (or SMEM) that the kernel is called with; `shape` is one rank's part.
 
     Attributes:
-      role: `tape`, `page`, `narrow`, `table`, `state`, `cache`, `carried` for rows that rounds hand
-        on, or the name of a scalar input: `tokens`, `positions`, `kept`, `rounds`, `budgets`,
-        `stop_ids`, of rounds that sample also `temperature`, `top_k`, `top_p`, `min_p`, `seed`,
-        `forced`; or `token_masks`.
+      role: `tape`, `page`, `narrow`, `matrix`, `experts`, `table`, `state`, `cache`, `carried` for
+        rows that rounds hand on, or the name of a scalar input: `tokens`, `positions`, `kept`,
+        `rounds`, `budgets`, `stop_ids`, of rounds that sample also `temperature`, `top_k`, `top_p`,
+        `min_p`, `seed`, `forced`; or `token_masks`.
       updated: the kernel writes it in place.
-      param: parameter key of a table.
+      param: parameter key of a table or matrix.
     """
 
     name: str
@@ -308,7 +325,12 @@ class VectorPhase(Phase):
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaRulePhase(Phase):
-    """One step of the delta rule for every sequence; the state stream is changed in place."""
+    """One step of the delta rule for every sequence; the state stream is changed in place.
+
+    Attributes:
+      channels: the decay has a lane for every key channel of a head, not one for the head.
+      rounds: the output is rounded to bf16.
+    """
 
     stream: str
     q: View
@@ -321,6 +343,8 @@ class DeltaRulePhase(Phase):
     value_heads: int
     key_dim: int
     value_dim: int
+    channels: bool = False
+    rounds: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -403,7 +427,7 @@ class ExchangePlan:
     """Buffers and semaphores of one exchange site group.
 
     Attributes:
-      kind: `one_shot`, `two_phase`, `argmax`, `top_k` or `gather`.
+      kind: `one_shot`, `two_phase`, `argmax`, `top_k`, `gather` of bf16 or `gather_f32`.
       rows, columns: shape of the exchanged array.
       safe_because: why a receive buffer is free when the next message arrives.
     """
@@ -457,6 +481,7 @@ class Program:
     Attributes:
       rows: token rows of a step, one sequence behind the other; buffers have `padded_rows`.
       scalars, round: of a round of a speculative scheme; a plain step has none.
+      experts, expert_rings: of mixtures of experts.
     """
 
     name: str
@@ -480,6 +505,8 @@ class Program:
     vmem_limit_bytes: int
     scalars: tuple[ScalarArray, ...] = ()
     round: RoundPlan | None = None
+    experts: tuple[ExpertPlan, ...] = ()
+    expert_rings: tuple[ExpertRing, ...] = ()
 
     def phases(self) -> Iterator[Phase]:
         """All phases in program order, loop bodies once."""

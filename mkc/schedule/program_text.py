@@ -39,7 +39,15 @@ def print_program(program: Program) -> str:
             f"buffer {buffer.name} {buffer.dtype}{list(buffer.shape)} in {buffer.region} "
             f"live {buffer.first}..{buffer.last}"
         )
-    for table in (program.scalars, program.streams, program.caches, program.exchanges):
+    tables = (
+        program.scalars,
+        program.streams,
+        program.caches,
+        program.experts,
+        program.expert_rings,
+        program.exchanges,
+    )
+    for table in tables:
         lines += [f"{type(one).__name__} {_fields(one)}" for one in table]
     if program.round is not None:
         lines.append(f"round {_fields(program.round)}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mkc.ir.graph import Node
+from mkc.schedule.program import ArgmaxPhase
 from mkc.schedule.program import Phase
 from mkc.schedule.program import View
 
@@ -23,6 +24,7 @@ class KeptDeltaRulePhase(Phase):
         place.
       kept: scalars [batch], how many of the kept rows are committed.
       positions: scalars [rows].
+      channels, rounds: as for `DeltaRulePhase`.
     """
 
     state: str
@@ -41,6 +43,8 @@ class KeptDeltaRulePhase(Phase):
     value_heads: int
     key_dim: int
     value_dim: int
+    channels: bool = False
+    rounds: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,16 +108,18 @@ class TapPhase(Phase):
 
 @dataclass(frozen=True, kw_only=True)
 class AllGatherPhase(Phase):
-    """output = the parts of all ranks side by side, in bf16.
+    """Every output is a part of all ranks, side by side; all parts travel together.
 
     Attributes:
+      algorithm: `gather` in bf16 or `gather_f32`.
       exchange: name of the receive buffers.
       meets: as for `AllReducePhase`.
     """
 
+    algorithm: str
     exchange: str
-    part: View
-    output: View
+    parts: tuple[View, ...]
+    outputs: tuple[View, ...]
     meets: bool
 
 
@@ -179,7 +185,7 @@ class AcceptPhase(Phase):
     Attributes:
       tokens, positions: scalars [rows].
       emitted, count, last: scalars that it writes, [rows], [batch], [batch].
-      exchange, meets: as for `ArgmaxPhase`.
+      exchange, meets, masks: as for `ArgmaxPhase`.
       sampling: None for greedy acceptance.
     """
 
@@ -193,6 +199,12 @@ class AcceptPhase(Phase):
     exchange: str | None
     meets: bool
     sampling: SampledAccept | None = None
+    masks: str = ""
+
+
+def masks_of(phase: Phase) -> str:
+    """The operand with masks of tokens that a phase applies; empty for none."""
+    return phase.masks if isinstance(phase, ArgmaxPhase | AcceptPhase) else ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,8 +59,8 @@ class RoundPlan:
 
     Attributes:
       rows_per_sequence: T; row t of sequence s is row s * T + t.
-      tokens, positions, kept: arrays of the inputs; `kept` is empty where nothing is committed
-        late. A sequence whose first position is negative is idle.
+      tokens, positions, kept: arrays of the inputs. A sequence whose first position is negative
+        is idle.
       emitted, count: arrays of what a round emits [rows] and how many of it count [batch].
       carried: in the order of the graph's inputs.
       rows: what else is carried by rounds that sample.

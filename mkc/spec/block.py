@@ -34,6 +34,7 @@ from mkc.model import DraftForm
 from mkc.model import Model
 from mkc.spec.commit import commit_late
 from mkc.spec.scheme import DRAFT_NAMESPACE
+from mkc.spec.scheme import KEPT
 from mkc.spec.scheme import SAMPLING
 from mkc.spec.scheme import Round
 from mkc.spec.scheme import accept_and_advance
@@ -41,8 +42,6 @@ from mkc.spec.scheme import sampling_inputs
 from mkc.spec.scheme import step_of
 from mkc.spec.scheme import without_unread
 from mkc.spec.taps import connect
-
-KEPT = "kept"
 
 
 def block_round(

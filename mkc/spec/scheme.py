@@ -23,9 +23,11 @@ from mkc.ir.graph import Repeat
 from mkc.ir.graph import StateKind
 from mkc.ir.ops_spec import Accept
 from mkc.ir.ops_spec import NextPositions
+from mkc.ir.token_masks import with_token_masks
 from mkc.ir.types import DType
 
 DRAFT_NAMESPACE = "draft."  # before the names of a drafter's tensors and states
+KEPT = "kept"  # rows of the round before that are to be committed
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
 
 
@@ -60,9 +62,9 @@ class Round:
         assert lasting == self.prefill.states.keys() - taps(self.prefill), "states differ"
 
     @property
-    def commits_late(self) -> bool:
-        """Whether a round has an input `kept`: rows of the one before that are to be committed."""
-        return "kept" in self.carried
+    def masked(self) -> Round:
+        """The round with the input `token_masks` of its graph; see `mkc.ir.token_masks`."""
+        return replace(self, graph=with_token_masks(self.graph))
 
     @property
     def drafts(self) -> int:

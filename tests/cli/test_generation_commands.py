@@ -139,9 +139,19 @@ def test_chat_goes_on_after_an_interrupt_and_after_an_error(folder: Path, answer
     result = invoke("chat", str(folder), stdin=f"first\n{text}\nlast\n")
     assert result.exit_code == 0, result.output
     assert "error[E330]" in result.stderr
+    assert result.stderr.count("/reset forgets it") == 1
     assert len(answers.prompts) == 2
     assert "first" in answers.prompts[1], "an interrupted answer stays"
     assert "cat" not in answers.prompts[1], "a refused question does not"
+
+
+def test_chat_does_not_offer_to_forget_nothing(folder: Path, answers: Answers) -> None:
+    """Where the first question alone is too long, `/reset` would not help."""
+    text = "the cat " * CONTEXT
+    result = invoke("chat", str(folder), "--system", "short", stdin=f"{text}\n/reset\n{text}\n")
+    assert result.stderr.count("error[E330]") == 2
+    assert "/reset forgets it" not in result.stderr
+    assert answers.prompts == []
 
 
 def test_the_model_is_found_by_the_config() -> None:

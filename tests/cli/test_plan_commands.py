@@ -14,6 +14,9 @@ from mkc.cli.main import main
 from mkc.codegen_pallas import aot_stages
 from mkc.viz.names import FILES
 from mkc.viz.names import IMAGES
+from tests.draft_goldens import TARGET_CASE
+from tests.draft_goldens import draft_case
+from tests.goldens import golden_case
 
 DECODER = f"{Path(__file__).with_name('small_model.py')}:decoder"
 QUICK = ("--tp", "2", "--no-aot", "--quiet")
@@ -102,15 +105,15 @@ def test_other_options_are_simulated_and_come_out_as_predicted(run: Run) -> None
     """What `explain` says of an option is what compiling with it gives."""
     run("compile", DECODER, *QUICK, "--out", "plan")
     (one,) = json.loads(run("explain", "plan", "tile.ring", "--json"))["decisions"]
-    chosen, *others = one["alternatives"]
-    assert chosen["passes"] == ""
+    chosen, *others = [each for each in one["alternatives"] if each["basis"] == "simulated"]
+    assert (chosen["options"], chosen["choice"]) == ([], "as chosen")
     made = [each for each in others if each["predicted_us"] is not None]
-    assert made
-    for each in (chosen, made[0], made[-1]):
-        options = ("--passes", each["passes"]) if each["passes"] else ()
-        text = run(
-            "compile", DECODER, "--tp", "2", "--no-aot", "--json", "--out", "other", *options
-        )
+    (alone,) = json.loads(run("explain", "plan", "shard.ranks", "--json"))["decisions"]
+    made += [each for each in alone["alternatives"] if each.get("options") == ["--tp", "1"]]
+    assert len(made) > 2
+    for each in (chosen, made[0], made[-2], made[-1]):
+        options = each["options"] if "--tp" in each["options"] else ["--tp", "2", *each["options"]]
+        text = run("compile", DECODER, "--no-aot", "--json", "--out", "other", *options)
         assert json.loads(text)["predicted"]["round_us"] == pytest.approx(
             each["predicted_us"], abs=0.05
         )
@@ -171,6 +174,25 @@ def test_a_stage_is_printed_or_written_to_a_file(
     assert run("compile", DECODER, "--tp", "2", "--emit", stage, "--out", "to/stage.txt") == ""
     assert (tmp_path / "to" / "stage.txt").read_text() == printed
     assert [one.name for one in tmp_path.iterdir()] == ["to"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "begins", "holds"),
+    [
+        ("graph", 'graph "qwen38" {', " = accept("),
+        ("passes", "<!doctype html>", '<section id="lower">'),
+        ("program", 'program "qwen38" scheme=dflash2', " SelectorWalkPhase "),
+        ("kernel", '"""', "ROWS_PER_SEQUENCE = 8"),
+    ],
+)
+def test_stages_of_a_round(run: Run, tmp_path: Path, stage: str, begins: str, holds: str) -> None:
+    for name, case in (("target", golden_case(TARGET_CASE)), ("draft", draft_case())):
+        (tmp_path / f"{name}.json").write_text(json.dumps(case.meta["config"]))
+    scheme = ("--spec", "dflash2", "--config", "target.json", "--draft", "draft.json")
+    options = ("--context", "128", "--target", "tpu7x:1x1x1", "--emit", stage)
+    printed = run("compile", "qwen38", *scheme, *options)
+    assert printed.startswith(begins)
+    assert holds in printed
 
 
 def test_passes_are_one_page(run: Run) -> None:

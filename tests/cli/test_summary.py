@@ -15,6 +15,8 @@ PREDICTED = {
     "round_us": 2025.8,
     "floor_us": 1980.9,
     "utilization": 0.9778,
+    "position": 2048,
+    "cost_source": {"machine code": 0.371, "push rate": 0.604, "target file": 0.025},
     "exposed": {"collective": 40.0, "dma": 4.9, "compute": 0.0, "fixed": 0.01},
 }
 
@@ -32,7 +34,11 @@ def test_a_prediction_is_shown_with_what_it_loses(capsys: pytest.CaptureFixture[
     assert lines[at].split(None, 1)[1] == (
         "2,025.8 us a step, floor 1,980.9 us: 97.8 % of the memory's rate"
     )
-    assert lines[at + 1].strip() == "memory idle, us: collective 40.0, dma 4.9"
+    assert lines[at + 1].strip() == "caches read up to position 2,048 of every sequence"
+    assert lines[at + 2].strip() == (
+        "core times from: push rate 60 %, machine code 37 %, target file 2 %"
+    )
+    assert lines[at + 3].strip() == "memory idle, us: collective 40, dma 4.9"
 
 
 def test_without_one_the_floor_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,3 +58,15 @@ def test_the_heaviest_decisions_are_named(capsys: pytest.CaptureFixture[str]) ->
     heaviest = weigh(plan("27b", ranks=8))[0].decision
     assert any(f"{heaviest.id}: {heaviest.chosen}" in line for line in lines)
     assert len(lines) <= 24
+
+
+def test_a_round_of_a_scheme_is_one_screen_too(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = plan("round", ranks=2)
+    print_summary(folder.report, Path("build/plan"), weigh(folder))
+    lines = capsys.readouterr().out.splitlines()
+    assert any("for the next drafts" in line for line in lines)
+    assert any(
+        line.split() == ["core", "times", "from:", "target", "file", "100", "%"] for line in lines
+    )
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80

@@ -191,6 +191,87 @@ def test_a_harmless_edit_of_the_order(verify: Verify, kernel: Path) -> None:
     assert done.verdicts["kernel"]["issues"] == []
 
 
+BARRIER = "    support.entry_barrier(RANKS)\n"
+STORE = "    support.store_tokens(index, m.next_token, BATCH)\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("def step(m):", "# nothing is changed\n\n\ndef step(m):"),
+        ("    silu = support.round_bf16(support.silu(up))\n", "\n    silu = support.silu(up)\n"),
+        ("m.tape.ring[c.tape.slot,", "m.tape.ring[(c.tape.slot + 4) % 4,"),
+    ],
+    ids=["comment", "arithmetic", "the same slot"],
+)
+def test_edits_that_touch_the_same(verify: Verify, kernel: Path, old: str, new: str) -> None:
+    edit(kernel, old, new)
+    assert verify("--kernel", str(kernel), "--no-aot").statuses()["kernel"] == "holds"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (
+            "m.v_down[:, 0:256] = jnp.broadcast_to(support.round_bf16(total), (ROWS, 256))",
+            "m.v_down[0:4, 0:256] = jnp.broadcast_to(support.round_bf16(total), (4, 256))",
+            "it writes region_",
+        ),
+        (STORE, "", "it does not write next_token"),
+        (BARRIER, f"{BARRIER}    m.tokens[0] = 0\n", "it writes tokens 0 0"),
+        (BARRIER, f"{BARRIER}    m.positions[0] = m.positions[0] + 1\n", "it writes positions 0"),
+    ],
+    ids=["other rows", "no result", "other tokens", "other positions"],
+)
+def test_edits_that_touch_something_else(
+    verify: Verify, kernel: Path, old: str, new: str, told: str
+) -> None:
+    """No copy or wait is another, and still the proof is not one of this file."""
+    edit(kernel, old, new)
+    done = verify("--kernel", str(kernel), "--no-aot")
+    assert done.statuses()["kernel"] == "skipped"
+    assert told in done.verdicts["kernel"]["ground"]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (
+            "pltpu.store(m.region_0.at[0:8, 0:128], jnp.zeros((8, 128)), "
+            "mask=jnp.ones((8, 128), bool))",
+            "what the primitive masked_swap does is not followed",
+        ),
+        (
+            "m.region_0.reshape(16, m.region_0.shape[1] // 2)[...] = "
+            "jnp.zeros((16, m.region_0.shape[1] // 2))",
+            "region_0 is taken in another shape or type",
+        ),
+    ],
+    ids=["masked store", "another shape"],
+)
+def test_edits_that_cannot_be_followed(verify: Verify, kernel: Path, line: str, told: str) -> None:
+    edit(kernel, BARRIER, f"{BARRIER}    {line}\n")
+    edit(
+        kernel,
+        "import jax.numpy",
+        "from jax.experimental.pallas import tpu as pltpu\nimport jax.numpy",
+    )
+    verdict = verify("--kernel", str(kernel), "--no-aot").verdicts["kernel"]
+    assert verdict["status"] == "fails"
+    assert told in verdict["ground"]
+
+
+def test_an_edited_kernel_with_one_semaphore_for_both_ways(verify: Verify, kernel: Path) -> None:
+    """The wait for the message of the other rank may end because the own one has left."""
+    edit(
+        kernel,
+        "send_sem=m.exchange_one_shot_256_0_sems.at[0]",
+        "send_sem=m.exchange_one_shot_256_0_sems.at[1]",
+    )
+    issues = verify("--kernel", str(kernel), "--no-aot").verdicts["kernel"]["issues"]
+    assert "V603" in {one["code"] for one in issues}
+
+
 def test_the_proof_is_not_about_an_edited_kernel(verify: Verify, kernel: Path) -> None:
     for arguments in ([], ["--kernel", str(kernel)]):
         done = verify(*arguments, "--no-aot", "--no-races", "--no-trace")

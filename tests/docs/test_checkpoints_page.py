@@ -9,6 +9,7 @@ from re import findall
 from mkc import errors
 from mkc.cli.main import load_command
 from mkc.runtime.checkpoint import READABLE
+from mkc.runtime.filling import PORTION_BYTES
 from mkc.runtime.layout import PIECE_BYTES
 from mkc.runtime.manifest import SAMPLE_BYTES
 from mkc.runtime.manifest import SAMPLED_TENSORS
@@ -50,6 +51,7 @@ def test_sizes_are_those_of_the_code() -> None:
     assert f"at most {PIECE_BYTES >> 20} MiB per rank" in PAGE
     assert f"the first {SAMPLE_BYTES >> 10} KiB\nof each tensor" in PAGE
     assert f"or of {SAMPLED_TENSORS} tensors" in PAGE
+    assert f"An operand larger than {PORTION_BYTES >> 20} MiB" in PAGE
 
 
 def test_names_of_the_example_exist() -> None:

@@ -18,6 +18,7 @@ from mkc.errors import PackedDamagedError
 from mkc.errors import PackedFolderError
 from mkc.errors import PackedMismatchError
 from mkc.errors import SafetensorsError
+from mkc.errors import TensorDifference
 from mkc.runtime import container
 from mkc.runtime.checkpoint import SINGLE
 from mkc.runtime.checkpoint import Checkpoint
@@ -113,8 +114,42 @@ def test_tensors_under_other_names(command: Command, weights: Path) -> None:
     command.refused(CheckpointMismatchError, said, argv=ARGV)
     with refused(CheckpointMismatchError, "not named by the model: 9 tensors, such as a0, a1, a2"):
         raise CheckpointMismatchError(
-            name="c", model="m", differences=["missing: b"], extra=[f"a{n}" for n in range(9)]
+            name="c",
+            model="m",
+            differences=[TensorDifference("missing", "b")],
+            extra=[f"a{n}" for n in range(9)],
         )
+
+
+def test_differences_that_are_alike_share_a_line(command: Command, weights: Path) -> None:
+    """The list is complete: what is absent in one layer only is not hidden among the others."""
+    stored = {
+        name: one
+        for name, one in golden_case(NAME).weights().items()
+        if not name.endswith("input_layernorm.weight") and ".layers.5." not in name
+    }
+    rmtree(weights)
+    write_checkpoint(weights, NAME, weights=stored)
+    printed = command.refused(CheckpointMismatchError, argv=ARGV)
+    lines = [one.strip() for one in printed.splitlines() if ".layers." in one]
+    layers = "missing: model.language_model.layers"
+    assert f"{layers}.{{0..7}}.input_layernorm.weight (8 tensors), expected bf16[256]" in lines
+    assert sum(one.startswith(f"{layers}.5.") for one in lines) == len(lines) - 1 > 5
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (0, "0 bytes"),
+        (1023, "1023 bytes"),
+        (1536, "1.50 KiB"),
+        (20 << 20, "20.00 MiB"),
+        (5 << 30, "5.00 GiB"),
+    ],
+)
+def test_sizes_are_said_in_units_that_fit(count: int, said: str) -> None:
+    with refused(DiskFullError, f"expected room for {said} more, it has {said}."):
+        raise DiskFullError(path="packed", needed_bytes=count, free_bytes=count)
 
 
 def test_an_extra_tensor_when_none_is_allowed(command: Command, weights: Path) -> None:
@@ -182,7 +217,8 @@ def test_a_disk_without_room(
     monkeypatch.setattr(container.shutil, "disk_usage", lambda path: Nothing)
     command.refused(
         DiskFullError,
-        "packed folder packed: the disk is full; expected room for 0.02 GiB more",
+        "packed folder packed: the disk is full; expected room for 17.",
+        " MiB more, it has 0 bytes. ",
         "run the same command again",
         argv=ARGV,
     )

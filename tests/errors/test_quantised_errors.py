@@ -52,5 +52,14 @@ def test_experts_that_are_not_there_are_listed(tmp_path: Path) -> None:
 def test_plain_experts_where_packed_ones_are_expected(tmp_path: Path) -> None:
     plain = kimi_case("kimi_k3_mini")
     checkpoint = Checkpoint.open(write_checkpoint(tmp_path / "weights", plain))
-    with refused(CheckpointMismatchError, "all differences (1536)", "experts.31.w2.weight_scale"):
+    said = (
+        "all differences (1536)",
+        "missing: language_model.model.layers.{1..8}.block_sparse_moe.experts.{0..31}."
+        "w2.weight_scale (256 tensors), expected e8m0[128, 2]",
+    )
+    with refused(CheckpointMismatchError, *said) as raised:
         checkpoint.check(kimi_case(NAME).graph())
+    error = raised.value
+    assert isinstance(error, CheckpointMismatchError)
+    assert len(error.message.splitlines()) < 10
+    assert len(error.differences) == 1536

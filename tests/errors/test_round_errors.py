@@ -7,7 +7,6 @@ from mkc.driver import compile_graph
 from mkc.errors import ConfigFileError
 from mkc.errors import RoundsError
 from mkc.errors import SchemeOptionError
-from mkc.errors import UnsupportedGraphError
 from tests.draft_goldens import golden_round
 from tests.errors.command import Command
 from tests.errors.expect import refused
@@ -31,12 +30,6 @@ def test_schemes_of_a_kernel(command: Command) -> None:
         "which no file registers",
         argv="compile small.py:decoder --spec dflash2 --no-aot",
     )
-
-
-def test_masks_of_tokens() -> None:
-    graph = golden_round(sampling=False).graph
-    with refused(UnsupportedGraphError, "masks of tokens in a round with drafts", "--token-masks"):
-        compile_graph(CompileRequest(graph=graph, target=TARGET, aot=False, token_masks=True))
 
 
 def test_more_rounds_than_scalar_memory_holds() -> None:

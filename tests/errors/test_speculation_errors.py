@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from mkc.cli.speculation import scheme_round
 from mkc.cli.speculation import wanted_drafter
+from mkc.errors import ConfigKeyError
 from mkc.errors import DraftMismatchError
 from mkc.errors import NoDraftsError
 from mkc.errors import SchemeOptionError
@@ -15,6 +17,8 @@ from tests.draft_goldens import golden_round
 from tests.errors.command import Command
 from tests.errors.expect import refused
 from tests.runtime.checkpoints import write_checkpoint
+
+TINY = Path(__file__).parents[2] / "models" / "tiny"
 
 
 def test_a_drafter_of_another_target() -> None:
@@ -75,6 +79,32 @@ def test_several_processes_run_no_drafts(command: Command, options: str) -> None
         "in one process",
         argv=f"chat {options} --distributed",
     )
+
+
+def test_a_scheme_of_another_drafter(command: Command) -> None:
+    """Not a key that its config lacks: the scheme is the wrong one, or the folder."""
+    for options in ("--spec dspark", f"--spec dspark --draft {TINY / 'drafter'}"):
+        command.refused(
+            SchemeOptionError,
+            f"--spec dspark does not fit {TINY / 'drafter' / 'config.json'}",
+            "which is of the drafter 'dflash2'",
+            "expected --spec NAME",
+            argv=f"run -p hello --weights {TINY} {options}",
+        )
+    command.refused(
+        SchemeOptionError,
+        f"--spec dflash2 does not fit {TINY / 'config.json'}, which is of the model 'qwen38'",
+        argv=f"run -p hello --weights {TINY} --spec dflash2 --draft {TINY}",
+    )
+
+
+def test_a_config_of_a_drafter_that_lacks_a_key(tmp_path: Path) -> None:
+    config = json.loads((TINY / "drafter" / "config.json").read_text(encoding="utf-8"))
+    del config["hidden_size"]
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config), encoding="utf-8")
+    with refused(ConfigKeyError, str(file), "key 'hidden_size' is missing"):
+        scheme_round("qwen38", "dflash2", file, batch=1, context=64, config_path=TINY)
 
 
 def test_a_scheme_of_a_model_that_no_file_registers() -> None:

@@ -12,6 +12,7 @@ from mkc.cli.verification import read_kernel
 from mkc.driver import CompileRequest
 from mkc.driver import compile_graph
 from mkc.errors import KernelFileError
+from mkc.errors import LintError
 from mkc.errors import ProofError
 from mkc.schedule.verify import prove
 from mkc.targets import load_target
@@ -50,4 +51,16 @@ def test_a_plan_that_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "prove", lambda *_: found)
     request = CompileRequest(graph=dense_graph(), target=TARGET, tp=2, aot=False)
     with refused(ProofError, "'dense'", found.issues[0].code, "fault of mkc", "mkc verify"):
+        compile_graph(request)
+
+
+def test_a_kernel_for_interpret_mode_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compilation ends before the proof and the TPU compiler; the first rule is named."""
+    sound = lowered("dense", 2)
+    buffers = tuple(replace(one, shape=(2, one.shape[1])) for one in sound.program.buffers)
+    broken = replace(sound, program=replace(sound.program, buffers=buffers))
+    monkeypatch.setattr(driver, "lower_graph", lambda *_, **__: broken)
+    monkeypatch.setattr(driver, "_compile_ahead", lambda *_: pytest.fail("compiled ahead"))
+    request = CompileRequest(graph=dense_graph(), target=TARGET, tp=2, aot=True)
+    with refused(LintError, "'dense'", "L105", "2 rows", "mkc verify", "--passes"):
         compile_graph(request)

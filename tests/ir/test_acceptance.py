@@ -136,10 +136,10 @@ def test_filters_are_those_of_sampling_on_the_host(params: dict[str, Any]) -> No
 # Distributions. The bounds on sums of squares have probability below 1e-6.
 
 
-def target(**params: Any) -> NDArray[np.float64]:
+def target(rows: NDArray[Any] = LOGITS, **params: Any) -> NDArray[np.float64]:
     """The distribution behind each row, [rows, vocab]."""
     found = np.zeros((ROWS, VOCAB))
-    for row, logits in zip(found, LOGITS, strict=True):
+    for row, logits in zip(found, rows, strict=True):
         ids, probabilities = kept_tokens(logits, SamplingParams(**params))
         row[ids] = probabilities
     return found
@@ -213,6 +213,40 @@ def test_emitted_tokens_have_the_targets_distribution(kind: str, params: dict[st
     if kind != "certain":
         shared = np.minimum(p[0], q[1]).sum()
         assert abs((count >= 2).mean() - shared) < 5 * np.sqrt(0.25 / DRAWS)
+
+
+ALLOWED = np.array([np.arange(VOCAB) % 3 != row for row in range(ROWS)])
+
+
+@pytest.mark.parametrize("params", SAMPLINGS, ids=str)
+def test_masked_rows_have_the_masked_distribution(params: dict[str, Any]) -> None:
+    """Drafts are made without masks: many are not allowed, and none of these is accepted.
+
+    A mask depends on the drafts before its row, which are those that are accepted where it counts.
+    So row 1 allows all behind an even draft, and what `ALLOWED` says behind an odd one.
+    """
+    q = PROPOSALS["near"] / PROPOSALS["near"].sum(-1, keepdims=True)
+    drafts = draws(q)
+    minus = np.float32(-np.inf)
+    masked = np.where(ALLOWED, LOGITS, minus)
+    rows = np.tile(masked, (DRAWS, 1, 1))
+    rows[drafts[:, 1] % 2 == 0, 1] = LOGITS[1]
+    emitted, count, _ = run(
+        drafts.tolist(),
+        np.tile([5, 6, 7], (DRAWS, 1)).tolist(),
+        rows.reshape(DRAWS * ROWS, VOCAB),
+        candidates=np.tile(np.arange(VOCAB), (DRAWS * ROWS, 1)).astype(np.int32),
+        proposal=np.tile(q, (DRAWS, 1)).astype(np.float32),
+        **params,
+    )
+    first = np.bincount(emitted[:, 0], minlength=VOCAB)
+    assert chi_squared(first, target(masked, **params)[0]) < 55
+    assert (~ALLOWED[0, drafts[:, 1]]).mean() > 0.05, "all drafts were allowed"
+    for parity, logits in ((0, LOGITS), (1, masked)):
+        mine = emitted[(count >= 2) & (emitted[:, 0] % 2 == parity), 1]
+        assert len(mine) > 1000
+        p = target(logits, **params)[1]
+        assert chi_squared(np.bincount(mine, minlength=VOCAB), p) < 55
 
 
 def test_a_wrong_proposal_shows() -> None:

@@ -32,6 +32,8 @@ from mkc.runtime.kernel import KernelSession
 from mkc.runtime.kernel import mesh_of
 from mkc.runtime.kernel_rounds import RoundsResult
 from mkc.runtime.kernel_rounds import launch_rounds
+from mkc.runtime.token_masks import Masks
+from mkc.runtime.token_masks import pack_mask
 from mkc.targets import load_target
 from tests.codegen_pallas.support_run import Mode
 from tests.draft_goldens import golden_round
@@ -47,6 +49,7 @@ from tests.kernel.rounds_harness import run_reference
 from tests.kernel.rounds_harness import with_drafts
 
 BATCH, ROWS, ROUNDS = 2, 8, 2
+VOCAB = 1024
 LENGTHS = (37, 20)
 WARM = SequenceSampling(temperature=0.7, top_k=40, top_p=0.95, min_p=0.02, seed=(5, -9))
 FLAT = SequenceSampling(temperature=8.0, top_k=0, top_p=0.95, min_p=0.0, seed=(1, 2))
@@ -59,7 +62,7 @@ def session_of(ranks: int, mode: Mode) -> KernelSession:
         lower=Lower(logits=True, rounds=ROUNDS),
     )
     target = load_target(TARGET)
-    lowered = pipeline.run(golden_round(batch=BATCH).graph, target)
+    lowered = pipeline.run(golden_round(batch=BATCH).masked.graph, target)
     session = KernelSession(
         lowered=lowered,
         source=kernel_source(lowered.program, lowered.steps, target=target),
@@ -110,6 +113,7 @@ def launch(
     *,
     rounds: int = 1,
     forced: Array | None = None,
+    masks: Masks = (),
 ) -> RoundsResult:
     try:
         return launch_rounds(
@@ -119,6 +123,7 @@ def launch(
             budgets=(MANY,) * BATCH,
             sampling=sampling,
             forced=forced,
+            masks=masks,
         )
     finally:
         pltpu.reset_tpu_interpret_mode_state()
@@ -199,6 +204,46 @@ def test_rounds_emit_what_the_reference_draws() -> None:
     assert counts[1] == ROWS
     assert counts[0] > 1
     assert 1 in counts[2::2]
+
+
+def masked_rows(carried: dict[str, Array]) -> tuple[list[Array | None], Array]:
+    """Masks of both sequences, and as bool [rows, vocab]: behind the anchor few tokens, the draft
+    one of them; behind the third draft all but the next one; behind the others half of all."""
+    tokens = carried["tokens"]
+    allowed = np.random.default_rng(4).random((BATCH * ROWS, VOCAB)) < 0.5
+    for row in range(BATCH * ROWS):
+        following = tokens[row + 1 : row + 2]
+        if row % ROWS == 0:
+            allowed[row] = np.arange(VOCAB) < 5
+        allowed[row, following] = row % ROWS != 3
+    return [pack_mask(one) for one in allowed], allowed
+
+
+def test_masked_rounds_emit_what_the_reference_draws() -> None:
+    """A draft that is not allowed is not accepted, whatever the target thinks of it."""
+    carried, before = with_likely_drafts(kernel())
+    free = launch(kernel(), carried, (WARM, GREEDY))
+    assert free.counts[0, 1] == ROWS
+    carried, before = with_likely_drafts(kernel())
+    masks, allowed = masked_rows(carried)
+    found = launch(kernel(), carried, (WARM, GREEDY), masks=masks)
+    logits = found.logits.reshape(BATCH * ROWS, VOCAB)
+    whole = free.logits.reshape(BATCH * ROWS, VOCAB)
+    np.testing.assert_array_equal(logits, np.where(allowed, whole, -np.inf))
+    check_round(kernel(), carried, (WARM, GREEDY), before, found)
+    assert found.counts[0, 0] <= 4
+    assert found.counts[0, 1] == 4, "the drafts in front of the mask that refuses one"
+    again = launch(kernel(), with_likely_drafts(kernel())[0], (WARM, GREEDY))
+    np.testing.assert_array_equal(again.logits, free.logits)
+
+
+def test_two_ranks_draw_as_the_reference() -> None:
+    """Each has half of the vocabulary, and both have the same candidates behind the round."""
+    session = session_of(2, Mode.EAGER)
+    counts = play(session, 1)
+    assert counts[1] == ROWS
+    found = launch(session, begin(session), (FLAT, GREEDY))
+    assert found.counts.tolist() == [[0, 1]]
 
 
 @pytest.mark.long

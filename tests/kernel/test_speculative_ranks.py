@@ -7,12 +7,16 @@ test's own and accepts some, the second commits them and verifies those of the d
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from mkc.runtime.kernel import KernelSession
+from mkc.runtime.token_masks import pack_mask
 from mkc.schedule.round_phases import AllGatherPhase
 from tests.codegen_pallas.support_run import Mode
+from tests.kernel.rounds_harness import ROWS
 from tests.kernel.rounds_harness import Launch
 from tests.kernel.rounds_harness import Outcome
 from tests.kernel.rounds_harness import check
@@ -25,20 +29,31 @@ from tests.kernel.rounds_harness import with_drafts
 
 LENGTHS = (28, 12)  # the first round crosses a border of 16 rows, the second one a tile's
 ACCEPTED = (3, 6)
-ROUNDS = 2
+ROUNDS, VOCAB = 2, 1024
 TILE = "residency{cache_tile=16}"
 
 
-def check_late(ranks: int, batch: int, passes: str = TILE) -> tuple[KernelSession, Outcome]:
-    """Builds a kernel, runs two rounds and checks everything."""
+def check_late(
+    ranks: int, batch: int, passes: str = TILE, masked: int | None = None
+) -> tuple[KernelSession, Outcome]:
+    """Builds a kernel, runs two rounds and checks everything.
+
+    Args:
+      masked: a sequence whose drafts are all right, and one of them is not allowed.
+    """
     lengths = LENGTHS[:batch]
     begin = prompted(lengths)
+    masks: list[np.ndarray | None] = [None] * (batch * ROWS)
     for sequence in range(batch):
-        drafts = continuations(lengths)[sequence][:7]
-        drafts[ACCEPTED[sequence]] ^= 1
+        drafts = continuations(lengths)[sequence][: ROWS - 1]
+        wrong = ACCEPTED[sequence]
+        if sequence == masked:
+            masks[sequence * ROWS + wrong] = pack_mask(np.arange(VOCAB) != drafts[wrong])
+        else:
+            drafts[wrong] ^= 1
         begin = with_drafts(begin, sequence, drafts)
     session = session_of(ranks=ranks, batch=batch, rounds=ROUNDS, mode=Mode.LATE, passes=passes)
-    launch = Launch.of(batch, ROUNDS)
+    launch = replace(Launch.of(batch, ROUNDS), masks=tuple(masks))
     found = run_kernel(session, begin, launch)
     check(found, run_reference(begin, launch), begin, launch)
     assert found.result.counts[0].tolist() == [one + 1 for one in ACCEPTED[:batch]]
@@ -65,8 +80,8 @@ def test_one_device(batch: int) -> None:
 
 
 def test_two_devices() -> None:
-    """Two sequences; one is run by `test_gathered_projections`."""
-    check_late(2, 2)
+    """Two sequences, one with masks; a single one is run by `test_gathered_projections`."""
+    check_late(2, 2, masked=1)
 
 
 def test_eight_devices() -> None:
@@ -79,7 +94,7 @@ def test_eight_devices() -> None:
 def test_gathered_projections(monkeypatch: pytest.MonkeyPatch) -> None:
     """Divided and gathered the same bits come out as from the whole weights."""
     _, whole = check_late(2, 1)
-    monkeypatch.setattr("mkc.passes.gathering._is_cheaper", lambda *_: True)
+    monkeypatch.setattr("mkc.passes.gathering._cheapest", lambda _, keys, *rest: {*keys})
     session, gathered = check_late(2, 1)
     assert any(isinstance(one, AllGatherPhase) for one in session.program.phases())
     for key, state in whole.states.items():

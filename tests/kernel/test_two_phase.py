@@ -32,3 +32,28 @@ def test_eight_ranks_eight_rows() -> None:
     exchanges = [one for one in session.lowered.program.phases() if isinstance(one, AllReducePhase)]
     assert {one.algorithm for one in exchanges} == {"two_phase"}
     check(run_kernel(session, reference_of(subject), [0] * 8, 2), reference_of(subject))
+
+
+PADDED, FOUR = 448, 4  # 512 columns in four shares of whole registers, 64 of them padding
+
+
+def padded_decoder(step: mkc.Step) -> mkc.Outputs:
+    """Hidden / ranks is less than a lane tile, and the last rank sums half a tile of padding."""
+    h = mkc.embed(step.tokens, mkc.param("embed.weight", [VOCAB, PADDED]))
+    for layer in mkc.layers(2):
+        x = mkc.rms_norm(h, layer.param("norm.weight", [PADDED]), eps=1e-6)
+        up = mkc.linear(x, layer.param("up.weight", [WIDE, PADDED]))
+        h = h + mkc.linear(mkc.silu(up), layer.param("down.weight", [PADDED, WIDE]))
+    x = mkc.rms_norm(h, mkc.param("norm.weight", [PADDED]), eps=1e-6)
+    return mkc.next_token(x, mkc.param("head.weight", [VOCAB, PADDED]))
+
+
+def test_shares_that_end_behind_the_last_column() -> None:
+    subject = subject_of(padded_decoder, "padded_two_phase", VOCAB)
+    session = session_of(subject, ranks=FOUR, batch=3, mode=Mode.LATE)
+    program = session.lowered.program
+    exchanges = [one for one in program.phases() if isinstance(one, AllReducePhase)]
+    assert {one.algorithm for one in exchanges} == {"two_phase"}
+    columns = {one.columns for one in program.exchanges if one.kind == "two_phase"}
+    assert columns == {512}
+    check(run_kernel(session, reference_of(subject), [0] * 3, 2), reference_of(subject))

@@ -19,7 +19,7 @@ SMALL_TILES = "residency{cache_tile=16}"
 def subject(name: str) -> Program:
     """`one`, `two` and `eight` ranks; `rounds` in one launch; `shares` of two-phase sums; rounds of
     a scheme: `draft` of one sequence, `drafts` of two on two ranks, several in a launch; `gathers`
-    of columns."""
+    of columns; `draw` and `draws` of rounds that sample."""
     match name:
         case "one":
             return lower(golden_graph("qwen38_mini"), 1).program
@@ -41,5 +41,11 @@ def subject(name: str) -> Program:
             return round_lowered(2, batch=2, rounds=ROUNDS, passes=SMALL_TILES).program
         case "gathers":
             return round_lowered(2, gathers=True, passes=SMALL_TILES).program
+        case "draw":
+            return round_lowered(1, passes=SMALL_TILES, sampling=True).program
+        case "draws":
+            return round_lowered(
+                2, batch=2, rounds=ROUNDS, passes=SMALL_TILES, sampling=True
+            ).program
         case _:
             raise AssertionError(name)

@@ -67,8 +67,9 @@ class _RoundMachine(Machine):
                 place = View(buffer=phase.buffer, start=start, width=phase.width)
                 self.write(place, self.read(phase.source))
             case AllGatherPhase():
-                part = self.read(phase.part)
-                self.write(phase.output, self.apply("all_gather", part, width=phase.output.width))
+                parts = [self.read(one) for one in phase.parts]
+                for part, output in zip(parts, phase.outputs, strict=True):
+                    self.write(output, self.apply("all_gather", part, width=output.width))
             case TopKPhase():
                 operation = self.operation("top_k", self.read(phase.logits))
                 for index, view in enumerate((phase.values, phase.ids)):

@@ -74,7 +74,7 @@ def test_options(text: str, changed: dict[str, object]) -> None:
     ("text", "problem"),
     [
         ("tiles", "no pass 'tiles'. Known: collectives, fuse, lower, "),
-        ("tile{size=1}", "pass 'tile' has no option 'size'. Known: load_bytes, ring_bytes."),
+        ("tile{size=1}", "pass 'tile' has no option 'size'. Known: load_bytes, ring_bytes, "),
         ("prefetch{depth=1}", "pass 'prefetch' has no option 'depth'"),
         ("tile{load_bytes=2MB}", "'2MB' is not a number"),
         ("tile{load_bytes}", "'' is not a number"),

@@ -146,12 +146,13 @@ def test_loads_of_a_round_are_larger() -> None:
 
 
 def test_what_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mkc.passes.gathering._is_cheaper", lambda *_: True)
+    monkeypatch.setattr("mkc.passes.gathering._cheapest", lambda _, keys, *rest: {*keys})
     pipeline = Pipeline(shard=Shard(ranks=2), lower=Lower(logits=True, rounds=4))
     program = pipeline.run(round_of(), load_target(TARGET)).program
     gathers = [one for one in program.phases() if isinstance(one, AllGatherPhase)]
-    assert [one.output.width for one in gathers] == [256, 64, 64, 32]
-    assert all(one.output.width == 2 * one.part.width for one in gathers)
+    assert [[view.width for view in one.outputs] for one in gathers] == [[256], [64], [64], [32]]
+    for one in gathers:
+        assert [2 * view.width for view in one.parts] == [view.width for view in one.outputs]
     plans = {one.name: one for one in program.exchanges if one.kind == "gather"}
     assert [plans[one.exchange].columns for one in gathers] == [128] * 4
     assert all(not one.meets for one in gathers), "sums over the ranks lie between them"
@@ -159,7 +160,7 @@ def test_what_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_another_graph_takes_the_choice_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts run over the weights that were packed for rounds."""
-    monkeypatch.setattr("mkc.passes.gathering._is_cheaper", lambda *_: True)
+    monkeypatch.setattr("mkc.passes.gathering._cheapest", lambda _, keys, *rest: {*keys})
     packed = shard(2)
     prompts = golden_round(sampling=False).prefill
     like = Shard(ranks=2).apply(prompts, DecisionLog(), like=packed)

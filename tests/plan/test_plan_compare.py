@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mkc.plan.compare import compare
+from mkc.schedule.program import MatmulPhase
 from tests.plan.plans import plan
 from tests.viz.subjects import subject
 
@@ -43,3 +46,52 @@ def test_fewer_ranks_change_the_loads() -> None:
     found = compare(plan("qwen38_mini", ranks=2), plan("qwen38_mini", ranks=1))
     assert any(one.name.startswith("p") for one in found.loads)
     assert {one.name for one in found.request} == {"ranks"}
+
+
+def test_phases_that_do_the_same_are_compared_whatever_their_numbers() -> None:
+    """A round has phases that the plain step lacks; the matmuls behind them have other numbers."""
+    plain, round_ = plan("qwen38_lane", ranks=2), plan("round", ranks=2)
+    found = compare(plain, round_)
+    titles = [
+        {
+            one.title: one.id
+            for one in reversed(list(folder.program.phases()))
+            if isinstance(one, MatmulPhase)
+        }
+        for folder in (plain, round_)
+    ]
+    common = [title for title in titles[0] if title in titles[1]]
+    moved = {
+        title: f"{titles[0][title]} ({titles[1][title]})"
+        for title in common
+        if titles[0][title] != titles[1][title]
+    }
+    assert moved
+    names = [one.name for one in found.loads]
+    assert len(set(names)) == len(names)
+    # The drafter reads the head once more; that one has no counterpart.
+    for title in common:
+        assert sum(one.endswith(f" {title}") and one[0] != "(" for one in names) <= 1, title
+    decisions = {one.name: one for one in found.decisions}
+    for title, both in moved.items():
+        # Neither gone in the one plan nor new in the other; the same choice is no difference.
+        assert f"tile.{titles[0][title]}" not in decisions
+        assert f"tile.({titles[1][title]})" not in decisions
+        if change := decisions.get(f"tile.{both}"):
+            assert None not in (change.before, change.after)
+    alone = [one for one in found.loads if one.name.startswith("(p")]
+    assert alone and all(one.before is None for one in alone)
+    assert found == compare(plain, round_)
+
+
+def test_what_the_predictions_hold_for_is_compared() -> None:
+    """Positions, and where the times of phases come from: without that figures do not compare."""
+    before = plan("27b", ranks=8)
+    predicted = {**before.report["predicted"], "position": 4000}
+    predicted["cost_source"] = {"machine code": 0.1, "push rate": 0.9}
+    after = replace(before, report={**before.report, "predicted": predicted})
+    found = {one.name: (one.before, one.after) for one in compare(before, after).request}
+    assert found == {
+        "predicted at position": (2048, 4000),
+        "predicted with times from": ("target file", "machine code, push rate"),
+    }

@@ -25,3 +25,8 @@ class Constraint:
 
     def take(self, token: int) -> None:
         self.output.append(token)
+
+    def copy(self) -> Constraint:
+        found = Constraint(self.allowed)
+        found.output = list(self.output)
+        return found

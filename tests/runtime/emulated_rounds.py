@@ -24,10 +24,13 @@ from mkc.ir.reference import COMPILER_OPTIONS
 from mkc.ir.reference import initial_states
 from mkc.ir.reference import stack_params
 from mkc.ir.reference import step_outputs
+from mkc.ir.token_masks import TOKEN_MASKS
 from mkc.runtime.kernel import AXIS
 from mkc.runtime.kernel import KernelSession
 from mkc.runtime.rounds import keep_idle
 from mkc.runtime.state import StateLayout
+from mkc.runtime.token_masks import pack_mask
+from mkc.schedule.round_phases import AcceptPhase
 from mkc.spec import Round
 
 type Array = NDArray[Any]
@@ -76,6 +79,7 @@ class EmulatedRounds(KernelSession):
         named = dict(zip((one.name for one in self.program.operands), operands, strict=True))
         batch, most, rows = self.program.batch, self.program.rounds_per_launch, self.rows
         carried = {name: np.array(named[name]) for name in self.scheme.carried}
+        masks = {TOKEN_MASKS: self.mask_rows(np.asarray(named[TOKEN_MASKS]))}
         stops = np.asarray(named["stop_ids"]).reshape(batch, -1)
         left, limits = np.array(named["budgets"]), np.asarray(named["rounds"])
         states = {key: jnp.asarray(self.state(key), one.dtype) for key, one in self.zeros.items()}
@@ -87,7 +91,7 @@ class EmulatedRounds(KernelSession):
         while not rests.all():
             fed = {name: one.copy() for name, one in carried.items()}
             fed["positions"].reshape(batch, rows)[rests] = -1
-            outputs, states = self.one_round(fed, states)
+            outputs, states = self.one_round(fed | masks, states)
             found = {name: np.array(one) for name, one in outputs.items()}
             places = fed["positions"].reshape(batch, rows)
             emitted[ran] = found["emitted"].reshape(batch, rows)
@@ -113,6 +117,22 @@ class EmulatedRounds(KernelSession):
             jnp.asarray(logits),
             *(self.operands[one.name] for one in self.program.operands if one.updated),
         )
+
+    def mask_rows(self, operand: Array) -> Array:
+        """The graph's input, i32 [rows, words], from the bits of each rank's columns.
+
+        Bit j of word b * 128 + l is column (b * 32 + j) * 128 + l.
+        """
+        columns = next(one.columns for one in self.program.phases() if isinstance(one, AcceptPhase))
+        shares = 1 if self.program.logits_whole else self.program.ranks
+        parts = []
+        for part in np.split(operand, self.program.ranks)[:shares]:
+            words = part[: self.program.rows].copy().view(np.uint8)
+            bits = np.unpackbits(words, axis=1, bitorder="little")
+            blocks = bits.reshape(len(bits), -1, 128, 32).swapaxes(2, 3)
+            parts.append(blocks.reshape(len(bits), -1)[:, :columns].astype(bool))
+        allowed = np.concatenate(parts, axis=1)
+        return np.stack([pack_mask(row) for row in allowed]).view(np.int32)
 
     @property
     def rows(self) -> int:

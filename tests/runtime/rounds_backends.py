@@ -75,7 +75,7 @@ DRAFTS = {
 
 @cache
 def scheme_of(name: str, *, batch: int, sampling: bool = False) -> Round:
-    """Rounds of a golden target and its drafter, or of the small model."""
+    """Rounds of a golden target and its drafter, or of the small model, with masks."""
     if name == TINY:
         target = loads((SHIPPED / "config.json").read_text())
     else:
@@ -88,7 +88,7 @@ def scheme_of(name: str, *, batch: int, sampling: bool = False) -> Round:
         batch=batch,
         context=CONTEXT,
         sampling=sampling,
-    )
+    ).masked
 
 
 @cache

@@ -258,6 +258,11 @@ def test_a_folder_that_is_incomplete_is_explained(
         Checkpoint.open(tmp_path)
 
 
+def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "mini@main", MINI)
+    assert Checkpoint.open(folder).folder == folder
+
+
 def test_a_folder_has_no_revision(mini: Path) -> None:
     with pytest.raises(CheckpointError, match="is a folder, which has no revision 'main'"):
         Checkpoint.open(mini, revision="main")
@@ -282,9 +287,19 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mini: Path) -> Path:
     return snapshot
 
 
-@pytest.mark.parametrize("revision", [None, "main", COMMIT])
-def test_a_hub_name_is_found_in_the_cache(hub: Path, revision: str | None) -> None:
-    checkpoint = Checkpoint.open("owner/mini", revision=revision)
+@pytest.mark.parametrize(
+    ("name", "revision"),
+    [
+        ("owner/mini", None),
+        ("owner/mini", "main"),
+        ("owner/mini", COMMIT),
+        ("owner/mini@main", None),
+        (f"owner/mini@{COMMIT}", None),
+        ("owner/mini@main", "main"),
+    ],
+)
+def test_a_hub_name_is_found_in_the_cache(hub: Path, name: str, revision: str | None) -> None:
+    checkpoint = Checkpoint.open(name, revision=revision)
     assert checkpoint.folder == hub
     assert checkpoint.revision == COMMIT
     assert checkpoint.config == json.loads((hub / CONFIG).read_text())
@@ -296,6 +311,9 @@ def test_a_hub_name_is_found_in_the_cache(hub: Path, revision: str | None) -> No
     [
         ("owner/mini", "v2", "not in the hub's cache at revision 'v2'"),
         ("owner/mini", COMMIT[::-1], "not in the hub's cache at revision"),
+        ("owner/mini@v2", None, "owner/mini: .*not in the hub's cache at revision 'v2'"),
+        ("owner/mini@main", "v2", "owner/mini@main: has the revision 'v2' beside it"),
+        ("owner/mini@", None, "owner/mini@: has no revision behind the @"),
         ("owner/other", None, "not in the hub's cache, and cannot be downloaded"),
         ("a folder/that is/not there", None, "neither a folder nor a name of the Hugging Face hub"),
     ],

@@ -232,16 +232,20 @@ def test_the_host_draws_where_the_kernel_does_not(kernel: KernelRoundsBackend) -
     assert drafted == {0, 7 * (LENGTH - 2)}, "one drafts in all rounds but the first, one never"
 
 
-def test_masks_are_applied_on_the_host(
-    kernel: KernelRoundsBackend, plain: SpeculativeBackend
+@pytest.mark.parametrize("wanted", [True, False])
+def test_masks_are_applied_to_the_rows_of_a_round(
+    kernel: KernelRoundsBackend, plain: SpeculativeBackend, wanted: bool
 ) -> None:
+    """With drafts, and in rounds of a single row."""
+
     def even(output: Any) -> Any:
         allowed = np.arange(2048) % 2 == len(output) % 2
         return allowed
 
     outputs = []
     for backend in (kernel, plain):
-        request = Request(tokens=PROMPT, max_tokens=8, constraint=Constraint(even))
+        own = Constraint(even)
+        request = Request(tokens=PROMPT, max_tokens=8, constraint=own, draft=wanted)
         outputs.append(list(generator(backend).generate(request).tokens))
     assert outputs[0] == outputs[1]
     assert [one % 2 for one in outputs[0]] == [0, 1] * 4

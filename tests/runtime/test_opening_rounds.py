@@ -14,6 +14,7 @@ from mkc.errors import PackedMismatchError
 from mkc.runtime.backends import KernelRoundsBackend
 from mkc.runtime.backends import OpenedBackend
 from mkc.runtime.backends import open_kernel_rounds
+from mkc.runtime.backends.opening_speculative import open_speculative
 from mkc.runtime.checkpoint import CONFIG
 from mkc.runtime.checkpoint import SINGLE
 from mkc.runtime.checkpoint import Checkpoint
@@ -64,6 +65,11 @@ def opened(pair: Pair, packed: Path | None, said: list[str]) -> OpenedBackend:
         packed=packed,
         say=said.append,
     )
+
+
+def test_the_reference_backend_names_tensors_that_are_not_finite(pair: Pair) -> None:
+    found = open_speculative(scheme_of(LANE, batch=1), *pair)
+    assert found.not_finite == (DRAFT_NAMESPACE + NORM,)
 
 
 def test_packed_weights_are_those_of_the_checkpoints(pair: Pair, tmp_path: Path) -> None:

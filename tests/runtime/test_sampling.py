@@ -338,6 +338,7 @@ def test_log_probabilities_of_large_logits() -> None:
         {"temperature": -0.1},
         {"temperature": nan},
         {"top_k": -1},
+        {"top_k": 1 << 31},
         {"min_p": 1.5},
         {"top_p": 0.0},
         {"repetition_penalty": 0.0},

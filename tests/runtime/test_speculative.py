@@ -40,6 +40,7 @@ from tests.models.test_dflash2 import SHIPPED
 from tests.models.test_dflash2 import changed as small_draft
 from tests.models.test_qwen38 import small as small_target
 from tests.runtime.constraints import Constraint
+from tests.runtime.rounds_backends import draft
 
 BATCH, ROUNDS, CHUNK, CONTEXT = 2, 4, 16, 64
 TARGET = small_target(["linear_attention", "full_attention"])
@@ -190,26 +191,83 @@ def test_the_host_chooses_where_it_must(backend: SpeculativeBackend) -> None:
     assert len(shown) == 5
 
 
-@pytest.mark.parametrize("divisor", [2, 5])
-def test_a_constraint_takes_back_what_it_does_not_allow(
-    backend: SpeculativeBackend, divisor: int
-) -> None:
-    """A greedy sequence drafts; of what its rounds emit, it takes what the masks allow."""
+def changing(divisor: int) -> Constraint:
+    """Allows most tokens, depending on all that were emitted."""
 
     def allowed(output: Sequence[int]) -> NDArray[Any]:
-        found: NDArray[Any] = np.arange(backend.vocab) % divisor != sum(output) % divisor
+        found: NDArray[Any] = np.arange(64) % divisor != sum(output) % divisor
         return found
 
+    return Constraint(allowed)
+
+
+@pytest.mark.parametrize("divisor", [3, 5])
+def test_a_greedy_sequence_with_masks_drafts(backend: SpeculativeBackend, divisor: int) -> None:
+    """Its tokens are those of masked decoding, step by step."""
     outputs = []
-    for draft in (False, True):
-        own = Constraint(allowed)
-        one = Request(tokens=PROMPT, max_tokens=24, constraint=own, draft=draft)
+    for wanted in (False, True):
+        own = changing(divisor)
+        one = Request(tokens=PROMPT, max_tokens=24, constraint=own, draft=wanted)
         outputs.append(generator(backend).generate(one))
         assert own.output == list(outputs[-1].tokens)
     plain, drafted = outputs
     assert drafted.tokens == plain.tokens
     assert drafted.tokens != tuple(plain_tokens()[:24]), "nothing was forbidden"
     assert plain.finish.statistics.drafted == 0 < drafted.finish.statistics.drafted
+
+
+@pytest.mark.parametrize("wrong", [None, 0, 4])
+def test_drafts_that_are_right_are_accepted_under_masks(
+    backend: SpeculativeBackend, wrong: int | None
+) -> None:
+    """Masks follow the drafts in the slot, here those of masked decoding."""
+    plain = Request(tokens=PROMPT, max_tokens=40, constraint=changing(3), draft=False)
+    truth = list(generator(backend).generate(plain).tokens)
+    run = generator(backend)
+    number = run.add(Request(tokens=PROMPT, max_tokens=25, constraint=changing(3)))
+    found = list(run.prefill(number).tokens)
+    while number in run.running:
+        rows = truth[len(found) - 1 : len(found) + 7]
+        if wrong is not None:
+            rows[1 + wrong] = (rows[1 + wrong] + 1) % 64
+        draft(backend, 0, rows, len(PROMPT) + len(found) - 1)
+        (delta,) = run.rounds()
+        found += delta.tokens
+    assert found == truth[:25]
+    statistics = delta.finish.statistics
+    assert statistics.rounds == 24 // 8 if wrong is None else -(-24 // (wrong + 1))
+
+
+def test_a_sampled_sequence_with_masks_drafts(backend: SpeculativeBackend) -> None:
+    """Beside one without masks, whose tokens are those that it has alone, as are its own."""
+
+    def masked() -> Request:
+        return replace(SAMPLED, max_tokens=20, constraint=changing(3))
+
+    run = generator(backend)
+    alone = [run.generate(one) for one in (SAMPLED, masked())]
+    for place, token in enumerate(alone[1].tokens):
+        assert token % 3 != sum(alone[1].tokens[:place]) % 3
+    deltas = list(run.run([SAMPLED, masked()]))
+    numbers = sorted({one.sequence for one in deltas})
+    for number, one in zip(numbers, alone, strict=True):
+        assert tokens_of(deltas, number) == list(one.tokens)
+    statistics = alone[1].finish.statistics
+    assert statistics.drafted == 7 * (statistics.rounds - 1)
+
+
+def test_stop_ids_wait_in_rounds_with_drafts(backend: SpeculativeBackend) -> None:
+    """What would end the output too early is not allowed, by masks, also behind drafts."""
+    stops = frozenset(plain_tokens()[2:6])
+    outputs = [
+        generator(backend, stop_ids=()).generate(
+            Request(tokens=PROMPT, max_tokens=30, min_tokens=12, stop_ids=stops, draft=wanted)
+        )
+        for wanted in (False, True)
+    ]
+    assert outputs[0].tokens == outputs[1].tokens
+    assert not stops.intersection(outputs[1].tokens[:11])
+    assert outputs[1].finish.statistics.drafted > 0
 
 
 def test_states_do_not_depend_on_when_they_are_committed(backend: SpeculativeBackend) -> None:

@@ -19,12 +19,15 @@ from mkc.ir.reference import initial_states
 from mkc.ir.reference import stack_params
 from mkc.ir.reference import step_outputs
 from mkc.ir.rows import with_rows_per_sequence
+from mkc.ir.token_masks import TOKEN_MASKS
+from mkc.ir.token_masks import reads_token_masks
 from mkc.runtime.rounds import Anchors
 from mkc.runtime.rounds import committed
 from mkc.runtime.rounds import first_inputs
 from mkc.runtime.rounds import keep_idle
+from mkc.runtime.token_masks import Masks
+from mkc.runtime.token_masks import mask_rows
 from mkc.spec import Round
-from tests.draft_goldens import golden_plain
 from tests.draft_goldens import golden_round
 from tests.draft_goldens import round_weights
 
@@ -41,6 +44,7 @@ class Player:
     Attributes:
       states: by key of the round's graph, [instances, batch, ...].
       carried: inputs of the next round.
+      masks: which tokens may follow each row of the next rounds, for a scheme that reads masks.
     """
 
     def __init__(self, scheme: Round, rounding: Rounding) -> None:
@@ -51,6 +55,7 @@ class Player:
         self._round = _compiled(scheme, rounding)
         self.states: States = initial_states(scheme.graph, rounding)
         self.carried: dict[str, Any] = {}
+        self.masks: Masks = ()
         wanted = {value.name for value in scheme.graph.inputs}
         self.sampling = {k: v for k, v in greedy(self.batch).items() if k in wanted}
 
@@ -86,8 +91,9 @@ class Player:
     def round(self) -> tuple[list[list[int]], NDArray[Any]]:
         """Runs one; what each sequence emitted, and f32 logits [batch, rows, vocab]."""
         before = {name: jnp.asarray(one) for name, one in self.carried.items()}
+        inputs = before | self.sampling | mask_inputs(self.scheme, self.masks)
         outputs, self.states = self._round(
-            _weights(self.scheme, self.rounding), before | self.sampling, dict(self.states)
+            _weights(self.scheme, self.rounding), inputs, dict(self.states)
         )
         self.carried = keep_idle(self.scheme, before, outputs)
         emitted = np.asarray(outputs["emitted"]).reshape(self.batch, self.rows)
@@ -101,6 +107,21 @@ class Player:
         kept = self.carried.get("kept", np.zeros(self.batch, np.int32))
         found = committed(self.scheme.graph, self.states, jnp.asarray(kept))
         return {key: np.asarray(one, np.float32) for key, one in found.items()}
+
+
+def mask_inputs(scheme: Round, masks: Masks) -> dict[str, Any]:
+    """The masks of all rows as an input, if the scheme reads masks; without any all is allowed."""
+    if not reads_token_masks(scheme.graph):
+        assert not masks, "a scheme without masks"
+        return {}
+    logits = scheme.prefill.outputs["logits"]
+    vocab = next(
+        value.type.shape[1]
+        for node in scheme.prefill.body.nodes()
+        for value in node.results
+        if value.name == logits
+    )
+    return {TOKEN_MASKS: mask_rows(masks or [None] * scheme.graph.rows, vocab)}
 
 
 def greedy(batch: int) -> dict[str, Any]:
@@ -120,11 +141,6 @@ def spec_scheme(batch: int = 1) -> Round:
     return golden_round(batch=batch)
 
 
-@cache
-def plain_scheme(batch: int = 1) -> Round:
-    return golden_plain(batch=batch)
-
-
 def _lasting(scheme: Round) -> list[str]:
     states = scheme.prefill.states.items()
     return [key for key, one in states if one.kind is not StateKind.TAP]
@@ -142,7 +158,8 @@ def _weights(scheme: Round, rounding: Rounding) -> Any:
 
 
 def _compiled(scheme: Round, rounding: Rounding) -> Any:
-    key = (scheme.name, scheme.carried, scheme.graph.batch, rounding)
+    masked = reads_token_masks(scheme.graph)
+    key = (scheme.name, scheme.carried, scheme.graph.batch, rounding, masked)
     return _once(key, scheme.graph, rounding)
 
 

@@ -29,6 +29,8 @@ from mkc.runtime.rounds import Anchors
 from mkc.runtime.rounds import committed
 from mkc.runtime.rounds import first_inputs
 from mkc.runtime.rounds import keep_idle
+from mkc.runtime.token_masks import Masks
+from mkc.runtime.token_masks import pack_mask
 from mkc.spec import LASTING
 from mkc.spec import Round
 from tests.kimi_goldens import kimi_case
@@ -37,6 +39,7 @@ from tests.spark_goldens import SPARK_TARGET
 from tests.spark_goldens import spark_case
 from tests.spark_goldens import spark_round
 from tests.spark_goldens import spark_round_weights
+from tests.spec.rounds import mask_inputs
 
 PROMPT, DRAFTS = 48, 7
 # Compiling takes most of the time here.
@@ -51,7 +54,8 @@ class Loop:
     """
 
     def __init__(self, rounding: Rounding, **changes: Any) -> None:
-        self.scheme = spark_round(**changes)
+        self.scheme = spark_round(**changes).masked
+        self.masks: Masks = ()
         graph = self.scheme.graph
         self.weights = stack_params(graph, spark_round_weights(), rounding)
         self.sampling: dict[str, Any] = {
@@ -73,6 +77,7 @@ class Loop:
     def restart(self, **sampling: Any) -> None:
         """Behind the prompt, with its first token as the anchor and no drafts."""
         self.sampling |= sampling
+        self.masks = ()
         self.states = dict(self._after_prompt)
         anchor = kimi_case(SPARK_TARGET).expected["decode.tokens"][:1]
         anchors = Anchors(tokens=anchor, positions=np.array([PROMPT]))
@@ -81,12 +86,15 @@ class Loop:
     def propose(self, drafts: NDArray[Any]) -> None:
         """Replaces the drafts of the next round."""
         tokens, positions = np.array(self.carried["tokens"]), np.array(self.carried["positions"])
-        tokens[1:], positions[1:] = drafts, positions[0] + 1 + np.arange(len(drafts))
+        tokens[1 : 1 + len(drafts)] = drafts
+        positions[1:] = -1
+        positions[1 : 1 + len(drafts)] = positions[0] + 1 + np.arange(len(drafts))
         self.carried |= {"tokens": tokens, "positions": positions}
 
     def next_round(self) -> list[int]:
         """What one round emits."""
-        outputs, self.states = self._round(self.carried | self.sampling, self.states)
+        inputs = self.carried | self.sampling | mask_inputs(self.scheme, self.masks)
+        outputs, self.states = self._round(inputs, self.states)
         self.carried = keep_idle(self.scheme, self.carried, outputs)
         self.logits = outputs["logits"]
         count = int(outputs["count"][0])
@@ -247,3 +255,32 @@ def test_a_cut_block_emits_the_same_greedy_tokens() -> None:
 def test_states_of_a_round_are_the_lasting_and_the_kept_ones() -> None:
     kinds = {one.kind for one in spark_round().graph.states.values()}
     assert kinds == {*LASTING, StateKind.KEPT, StateKind.TAP}
+
+
+def test_masked_rounds_emit_the_tokens_of_masked_decoding() -> None:
+    """Masks depend on what was emitted; drafts are those of masked decoding, once with a fault."""
+    run, length = loop("float32"), DRAFTS + 1
+
+    def mask_behind(output: list[int]) -> NDArray[np.uint32]:
+        vocab = run.logits.shape[1]
+        return pack_mask(np.arange(vocab) % 3 != sum(output) % 3)
+
+    def first_round(drafts: list[int], wrong: int | None) -> list[int]:
+        """One round behind the prompt with these drafts, and masks along them."""
+        run.restart(temperature=np.zeros(1, np.float32))
+        if wrong is not None:
+            drafts = [*drafts[:wrong], drafts[wrong] ^ 1, *drafts[wrong + 1 :]]
+        run.propose(np.array(drafts, np.int32))
+        behind = [mask_behind(drafts[:count]) for count in range(len(drafts) + 1)]
+        run.masks = [*behind, *[None] * (length - len(behind))]
+        return run.next_round()
+
+    run.restart(temperature=np.zeros(1, np.float32))
+    run.next_round()
+    truth: list[int] = []
+    while len(truth) < length:
+        truth += first_round(truth, None)[len(truth) :]
+    assert all(one % 3 != sum(truth[:place]) % 3 for place, one in enumerate(truth))
+    assert truth != expected_tokens()[1 : 1 + length], "nothing was forbidden"
+    assert first_round(truth[:DRAFTS], None) == truth
+    assert first_round(truth[:DRAFTS], 4) == truth[:5]

@@ -17,8 +17,10 @@ from mkc.ir.ops import Argmax
 from mkc.ir.ops import CausalConv
 from mkc.ir.ops import DeltaRule
 from mkc.ir.ops import Op
+from mkc.ir.ops_spec import Accept
 from mkc.ir.ops_spec import KeptConv
 from mkc.ir.ops_spec import KeptDeltaRule
+from mkc.ir.ops_spec import NextPositions
 from mkc.ir.ops_spec import ReadTaps
 from mkc.ir.ops_spec import Tap
 from mkc.ir.register import register_op
@@ -49,15 +51,18 @@ def test_graphs_verify_and_survive_the_text_form(make: Callable[..., Round]) -> 
     assert set(scheme.carried) <= inputs & scheme.graph.outputs.keys()
 
 
-def test_without_a_drafter_nothing_is_added() -> None:
-    """Same states and ops as the model's own step, but for the choice of the token."""
+def test_without_a_drafter_a_step_chooses_and_commits_late() -> None:
+    """The model's own step, but for the choice of the token and what waits for it."""
     scheme, graph = golden_plain(), MODEL.trace(CONFIG, batch=1, context=128)
     assert scheme.drafts == 0
-    assert scheme.graph.states == graph.states
-    ops = [type(node.op).__name__ for node in scheme.graph.body.nodes()]
-    plain = [type(node.op).__name__ for node in graph.body.nodes()]
-    assert ops == [one for one in plain if one != Argmax.__name__] + ["Accept", "NextPositions"]
     assert scheme.prefill == graph
+    lasting = {k: one for k, one in scheme.graph.states.items() if one.kind is not StateKind.KEPT}
+    assert lasting == graph.states
+    late = {CausalConv: KeptConv, DeltaRule: KeptDeltaRule}
+    plain = [type(node.op) for node in graph.body.nodes()]
+    expected = [late.get(one, one) for one in plain if one is not Argmax]
+    ops = [type(node.op) for node in scheme.graph.body.nodes()]
+    assert ops == [*expected, Accept, NextPositions]
 
 
 def test_recurrent_layers_commit_late_and_prompts_do_not() -> None:

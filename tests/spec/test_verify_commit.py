@@ -5,6 +5,7 @@ Numbers of a public library for three blocks, and every count against decoding o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -12,10 +13,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from mkc.ir.reference import compile_step
+from models.qwen38 import MODEL
+from tests.goldens import CONTEXT
 from tests.goldens import golden_case
 from tests.goldens import layer_state
 from tests.spec.rounds import Player
-from tests.spec.rounds import plain_scheme
 from tests.spec.rounds import spec_scheme
 
 CASE = golden_case("qwen38_mini")
@@ -76,17 +79,20 @@ STARTS = 16
 
 @cache
 def one_by_one() -> list[dict[str, NDArray[Any]]]:
-    """Lasting states of the target after each of the first tokens that follow the prompt."""
+    """States of the target after each of the first tokens that follow the prompt.
+
+    The model's own step, which commits nothing late.
+    """
     prompt = Player(spec_scheme(BATCH), "float32")
     prompt.prefill([PROMPT])
-    player = Player(plain_scheme(), "float32")
-    player.states = {key: prompt.states[key][:, :1] for key in player.states}
-    found = [player.committed()]
+    graph = MODEL.trace(CASE.meta["config"], batch=1, context=CONTEXT)
+    step = compile_step(graph, CASE.weights(), rounding="float32")
+    states: Mapping[str, Any] = {key: prompt.states[key][:, :1] for key in graph.states}
+    found = [states]
     for place, token in enumerate(TOKENS[: STARTS + 8]):
-        player.start([token], [len(PROMPT) + place])
-        player.round()
-        found.append(player.committed())
-    return found
+        states = step([token], [len(PROMPT) + place], states).states
+        found.append(states)
+    return [{key: np.asarray(one, np.float32) for key, one in states.items()} for states in found]
 
 
 @pytest.mark.parametrize("first", range(0, STARTS, BATCH))

@@ -19,9 +19,15 @@ from mkc.codegen_pallas.support.attention import KvStream
 from mkc.codegen_pallas.support.attention import attention
 from mkc.codegen_pallas.support.attention import kv_drain
 from mkc.codegen_pallas.support.attention import kv_prologue
+from mkc.codegen_pallas.support.blocks import clear_blocks
+from mkc.codegen_pallas.support.blocks import mix_blocks
+from mkc.codegen_pallas.support.blocks import scale_heads
+from mkc.codegen_pallas.support.blocks import store_block
 from mkc.codegen_pallas.support.carried_rows import begin_sampled_rounds
 from mkc.codegen_pallas.support.carried_rows import end_sampled_round
 from mkc.codegen_pallas.support.carried_rows import end_sampled_rounds
+from mkc.codegen_pallas.support.channel_delta import channel_delta_rule
+from mkc.codegen_pallas.support.channel_delta import kept_channel_delta_rule
 from mkc.codegen_pallas.support.conv import causal_conv
 from mkc.codegen_pallas.support.delta import delta_rule
 from mkc.codegen_pallas.support.distribution import Sampling
@@ -30,24 +36,35 @@ from mkc.codegen_pallas.support.exchange import all_reduce_one_shot
 from mkc.codegen_pallas.support.exchange import all_reduce_two_phase
 from mkc.codegen_pallas.support.exchange import entry_barrier
 from mkc.codegen_pallas.support.exchange import sharded_argmax
+from mkc.codegen_pallas.support.experts import ExpertStore
+from mkc.codegen_pallas.support.experts import expert_mlp
+from mkc.codegen_pallas.support.experts import experts_start
+from mkc.codegen_pallas.support.experts import left_shape
 from mkc.codegen_pallas.support.gather import all_gather
 from mkc.codegen_pallas.support.kept import kept_conv
 from mkc.codegen_pallas.support.kept import kept_delta_rule
+from mkc.codegen_pallas.support.latent_attention import latent_attention
 from mkc.codegen_pallas.support.launch import KernelSpec
 from mkc.codegen_pallas.support.launch import Operand
 from mkc.codegen_pallas.support.launch import abstract_arguments
 from mkc.codegen_pallas.support.launch import build
 from mkc.codegen_pallas.support.launch import operand_format
+from mkc.codegen_pallas.support.markov import cut_drafts
+from mkc.codegen_pallas.support.markov import markov_walk
 from mkc.codegen_pallas.support.masks import fetch_masks
 from mkc.codegen_pallas.support.masks import mask_tokens
 from mkc.codegen_pallas.support.matmul import copy_out
 from mkc.codegen_pallas.support.matmul import lanes
 from mkc.codegen_pallas.support.matmul import narrow_matmul
+from mkc.codegen_pallas.support.mxfp4 import mxfp4_product
+from mkc.codegen_pallas.support.mxfp4 import packed_rows
+from mkc.codegen_pallas.support.mxfp4 import spread
 from mkc.codegen_pallas.support.refs import View
 from mkc.codegen_pallas.support.round_loop import begin_block_rounds
 from mkc.codegen_pallas.support.round_loop import end_block_round
 from mkc.codegen_pallas.support.rounds import begin_rounds
 from mkc.codegen_pallas.support.rounds import end_round
+from mkc.codegen_pallas.support.router import route
 from mkc.codegen_pallas.support.rows_attention import rows_attention
 from mkc.codegen_pallas.support.rows_attention import rows_drain
 from mkc.codegen_pallas.support.rows_attention import rows_prologue
@@ -91,8 +108,27 @@ from mkc.codegen_pallas.support.vector import softplus
 from mkc.codegen_pallas.support.vector import tanh
 from mkc.codegen_pallas.support.vector import vector
 from mkc.codegen_pallas.support.walk import selector_walk
+from mkc.ir.ops_experts import RouterScore
 
 __all__ = [
+    "channel_delta_rule",
+    "clear_blocks",
+    "latent_attention",
+    "ExpertStore",
+    "RouterScore",
+    "expert_mlp",
+    "experts_start",
+    "left_shape",
+    "cut_drafts",
+    "markov_walk",
+    "mix_blocks",
+    "route",
+    "mxfp4_product",
+    "packed_rows",
+    "spread",
+    "scale_heads",
+    "store_block",
+    "kept_channel_delta_rule",
     "Exchange",
     "Sampling",
     "accept_sampled",

@@ -53,7 +53,7 @@ def each_key_head(key_heads: int, value_heads: int, function: Callable[[Scalar],
     lax.fori_loop(0, key_heads, one_head, jnp.int32(0))
 
 
-def _down_the_rows(row: jax.Array, columns: int) -> jax.Array:
+def down_the_rows(row: jax.Array, columns: int) -> jax.Array:
     """`[1, n]` turned into `[n, columns]` whose every column is the vector."""
     return jnp.transpose(jnp.broadcast_to(row, (columns, row.shape[1])))
 
@@ -97,8 +97,8 @@ def delta_rule(
     group = value_heads // key_heads
 
     def key_head(sequence: Scalar, slot: Scalar, head: Scalar) -> None:
-        keys = _down_the_rows(k.head(head, key_dim).row(sequence), value_dim)
-        queries = _down_the_rows(q.head(head, key_dim).row(sequence), value_dim)
+        keys = down_the_rows(k.head(head, key_dim).row(sequence), value_dim)
+        queries = down_the_rows(q.head(head, key_dim).row(sequence), value_dim)
         betas = beta.row(sequence)
         factors = jnp.exp(decay.row(sequence))
         for member in range(group):

@@ -143,7 +143,7 @@ def find_cut(
     all_kept = ~(filters.greedy | bounded | (filters.top_p < 1))
     end = jnp.where(filters.greedy, 1, _first(place, ~(within & nucleus)))
 
-    complete = _complete(place, listed=listed, ranks=ranks, columns=columns)
+    complete = _complete(place, values, listed=listed, ranks=ranks, columns=columns)
     ends = jnp.where(
         bounded,
         (_first(place, ~within) < complete) | (~every_place & (filters.top_k <= complete)),
@@ -181,15 +181,20 @@ def _places(values: jax.Array, ids: jax.Array, weights: jax.Array) -> tuple[jax.
     return place, before
 
 
-def _complete(place: jax.Array, *, listed: int, ranks: int, columns: int) -> jax.Array:
-    """Of how many places `[R, 1]` the tokens are known: up to the first of the ranks' last ones."""
+def _complete(
+    place: jax.Array, values: jax.Array, *, listed: int, ranks: int, columns: int
+) -> jax.Array:
+    """Of how many places `[R, 1]` the tokens are known: up to the first of the ranks' last ones.
+
+    A rank whose last entry is minus infinity has no other tokens that are allowed.
+    """
     if listed >= columns:
         return jnp.full((place.shape[0], 1), MANY)
     lane = lax.broadcasted_iota(jnp.int32, place.shape, 1)
     last = lane == listed - 1
     for rank in range(1, ranks):
         last = last | (lane == (rank + 1) * listed - 1)
-    return _first(place, last) + 1
+    return jnp.minimum(_first(place, last & (values > -jnp.inf)), MANY - 1) + 1
 
 
 def _first(place: jax.Array, wanted: jax.Array) -> jax.Array:

@@ -72,24 +72,25 @@ def all_reduce_one_shot(
     may start the next exchange while a peer still waits in this one, but not the one after it.
 
     Args:
-      send: `[w, N]` f32 in VMEM.
+      send: `[w, N]` f32 in VMEM, N in whole registers; lanes behind those of `value` mean nothing.
       receive: `[ranks, w, N]` f32 in VMEM.
     """
     if ranks == 1:
         return value
     me = lax.axis_index(AXIS)
-    send[...] = value
+    lanes = slice(0, value.shape[1])
+    send[:, lanes] = value
     copies = [
         send_to(send, receive.at[me], send_sem, receive_sem, peer) for peer in peers_of(ranks)
     ]
     for copy in copies:
         copy.start()
-    receive[me] = value
+    receive[me, :, lanes] = value
     for copy in copies:
         copy.wait_recv()
-    total: jax.Array = receive[0]
+    total: jax.Array = receive[0, :, lanes]
     for rank in range(1, ranks):
-        total = total + receive[rank]
+        total = total + receive[rank, :, lanes]
     for copy in copies:
         copy.wait_send()
     return total

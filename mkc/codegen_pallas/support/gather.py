@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -14,35 +16,39 @@ from mkc.codegen_pallas.support.vector import join
 
 
 def all_gather(
-    part: jax.Array,
+    parts: Sequence[jax.Array],
     *,
     send: Ref,
     receive: Ref,
     send_sem: Ref,
     receive_sem: Ref,
     ranks: int,
-) -> jax.Array:
-    """Every rank's `part` `[R, n]` f32, bf16 numbers, in rank order: `[R, ranks * n]` f32.
+) -> list[jax.Array]:
+    """Of each part `[R, n]` f32 those of all ranks, in rank order: `[R, ranks * n]` f32.
 
-    `receive` and `receive_sem` alternate as in `all_reduce_one_shot`.
+    All parts are in one message, so what its buffers hold of them must be exact: bf16 numbers where
+    they are bf16. `receive` and `receive_sem` alternate as in `all_reduce_one_shot`.
 
     Args:
-      send: `[R, N]` bf16 in VMEM, N the columns n rounded up to whole registers.
-      receive: `[ranks, R, N]` bf16 in VMEM.
+      send: `[R, N]` bf16 or f32 in VMEM, N all columns rounded up to whole registers.
+      receive: `[ranks, R, N]` in VMEM, of the same dtype.
     """
-    columns = part.shape[1]
+    starts = [sum(one.shape[1] for one in parts[:number]) for number, _ in enumerate(parts)]
+    columns = starts[-1] + parts[-1].shape[1]
     me = lax.axis_index(AXIS)
     padding = send.shape[1] - columns
-    if padding:
-        part = join([part, jnp.zeros((part.shape[0], padding), jnp.float32)])
-    send[...] = part.astype(jnp.bfloat16)
+    zeros = [jnp.zeros((parts[0].shape[0], padding), jnp.float32)] if padding else []
+    send[...] = join([*parts, *zeros]).astype(send.dtype)
     copies = [send_to(send, receive.at[me], send_sem, receive_sem, one) for one in peers_of(ranks)]
     for copy in copies:
         copy.start()
     receive[me] = send[...]
     for copy in copies:
         copy.wait_recv()
-    parts = [receive[rank].astype(jnp.float32)[:, :columns] for rank in range(ranks)]
+    arrived = [receive[rank].astype(jnp.float32) for rank in range(ranks)]
     for copy in copies:
         copy.wait_send()
-    return join(parts)
+    return [
+        join([one[:, start : start + part.shape[1]] for one in arrived])
+        for start, part in zip(starts, parts, strict=True)
+    ]

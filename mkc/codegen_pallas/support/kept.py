@@ -168,15 +168,15 @@ def kept_delta_rule(
         number = kept[sequence]
         commit = _decays(old_decay[:, 0:value_heads], number)
         real = real_rows(positions, sequence, size)
-        betas = _first_rows(beta.rows(sequence, size), real)
-        decays = _first_rows(decay.rows(sequence, size), real)
-        total = _running_sum(decays)
+        betas = first_rows(beta.rows(sequence, size), real)
+        decays = first_rows(decay.rows(sequence, size), real)
+        total = running_sum(decays)
         old_decay[:, 0:value_heads] = decays
 
         def key_head(head: Scalar) -> None:
             old_keys = View(ref=old_k, start=0, width=key_heads * key_dim).head(head, key_dim)
-            before = _first_rows(old_keys.load(), number)
-            keys = _first_rows(k.head(head, key_dim).rows(sequence, size), real)
+            before = first_rows(old_keys.load(), number)
+            keys = first_rows(k.head(head, key_dim).rows(sequence, size), real)
             old_keys.store(keys)
             both = jnp.concatenate([keys, q.head(head, key_dim).rows(sequence, size)], axis=0)
             likeness = over_lanes_of_few(both, keys)
@@ -185,7 +185,7 @@ def kept_delta_rule(
             all_updates = View(ref=old_u, start=0, width=value_heads * value_dim)
             updates = [all_updates.head(one, value_dim) for one in members]
             weighted = [
-                _first_rows(update.load(), number) * column(commit[0], one)
+                first_rows(update.load(), number) * column(commit[0], one)
                 for update, one in zip(updates, members, strict=True)
             ]
             added = over_few_rows(before, join(weighted))
@@ -226,12 +226,12 @@ def kept_delta_rule(
     return result
 
 
-def _first_rows(x: jax.Array, count: Scalar) -> jax.Array:
+def first_rows(x: jax.Array, count: Scalar) -> jax.Array:
     """Rows 0 .. count - 1 of `x`; the others, which may be NaN, become zero."""
     return jnp.where(lax.broadcasted_iota(jnp.int32, x.shape, 0) < count, x, 0.0)
 
 
-def _running_sum(x: jax.Array) -> jax.Array:
+def running_sum(x: jax.Array) -> jax.Array:
     """Row i becomes the sum of rows 0 .. i of `[T, n]`."""
     row = lax.broadcasted_iota(jnp.int32, x.shape, 0)
     total = jnp.zeros_like(x)
@@ -250,9 +250,9 @@ def _decays(decays: jax.Array, number: Scalar) -> tuple[jax.Array, jax.Array]:
     Returns:
       Factors `[T, heads]` and `[1, heads]`.
     """
-    total = _running_sum(_first_rows(decays, number))
+    total = running_sum(first_rows(decays, number))
     last = total[-1:]  # rows that do not count add nothing
-    return _first_rows(jnp.exp(last - total), number), jnp.exp(last)
+    return first_rows(jnp.exp(last - total), number), jnp.exp(last)
 
 
 def _rows_of_head(
@@ -281,9 +281,21 @@ def _rows_of_head(
     seen = jnp.where(row >= key, likeness[size:] * left, 0.0)
     factor = jnp.exp(total)
     updates = (v - from_state[:size] * factor) * beta
-    outputs = from_state[size:] * factor
-    for index in range(size):
-        known = jnp.broadcast_to(updates[index : index + 1], v.shape)
+    return solved_rows(between, seen, updates, from_state[size:] * factor)
+
+
+def solved_rows(
+    between: jax.Array, seen: jax.Array, updates: jax.Array, outputs: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Updates and outputs `[T, dv]` with the parts of the updates of earlier rows.
+
+    Args:
+      between: `[T, T]`, what an update takes from each earlier one; zero on and above the diagonal.
+      seen: `[T, T]`, what an output takes from each update; zero above the diagonal.
+      updates, outputs: `[T, dv]`, as they are without other rows.
+    """
+    for index in range(updates.shape[0]):
+        known = jnp.broadcast_to(updates[index : index + 1], updates.shape)
         updates = updates - known * between[:, index : index + 1]
         outputs = outputs + known * seen[:, index : index + 1]
     return updates, outputs

@@ -24,7 +24,12 @@ from jax.sharding import PartitionSpec
 
 from mkc.codegen_pallas.support.exchange import AXIS
 
-DTYPES = {"bf16": jnp.bfloat16, "f32": jnp.float32, "i32": jnp.int32}
+DTYPES = {
+    "bf16": jnp.bfloat16,
+    "f32": jnp.float32,
+    "i32": jnp.int32,
+    "e2m1x2": jnp.int8,
+}
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed", "forced")
 SCALARS = ("tokens", "positions", "kept", "rounds", "budgets", "stop_ids", *SAMPLING)
 WHOLE = (*SCALARS, "table")  # roles that every rank has a copy of

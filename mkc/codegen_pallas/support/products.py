@@ -53,6 +53,8 @@ def over_few_rows(left: jax.Array, right: jax.Array) -> jax.Array:
 
 def over_lanes_of_few(left: jax.Array, right: jax.Array) -> jax.Array:
     """`left @ right^T`, `[m, k]` and `[n, k]`: `[m, n]`."""
+    if right.shape[0] == 1:  # the compiler has no product of bf16 matrices with one column
+        return jnp.sum(left * right, axis=1, keepdims=True)
     return _joined_pairs(left, right, 1)
 
 

@@ -37,7 +37,7 @@ from mkc.codegen_pallas.support.vector import round_bf16
 BLOCKS = 2  # of 16 rows that T new rows may touch
 
 
-def _tiles(kv: KvStream, positions: Ref, rows_per_sequence: int) -> Span:
+def tiles_before(kv: KvStream, positions: Ref, rows_per_sequence: int) -> Span:
     """The tiles with rows before the first position that some row of the round sees, at least one:
     where nothing lies before, a tile is fetched of which nobody sees anything."""
 
@@ -60,11 +60,11 @@ def rows_prologue(kv: KvStream, positions: Ref, batch: int, rows_per_sequence: i
       positions: `[batch * T]` i32 in SMEM, each below the context: the first rows of the round. A
         sequence rests whose first one is negative.
     """
-    span = _tiles(kv, positions, rows_per_sequence)
+    span = tiles_before(kv, positions, rows_per_sequence)
     return start_tiles(kv, positions, span, batch=batch, rows_per_sequence=rows_per_sequence)
 
 
-class _New(NamedTuple):
+class NewRows(NamedTuple):
     """Rows of a sequence that enter the cache.
 
     Attributes:
@@ -107,7 +107,7 @@ def _each_write(
                     copy.start(priority=AHEAD_OF_TAPE)
 
 
-def _append(kv: KvStream, layer: Scalar, sequence: Scalar, slot: Scalar, new: _New) -> None:
+def append_rows(kv: KvStream, layer: Scalar, sequence: Scalar, slot: Scalar, new: NewRows) -> None:
     """Starts new rows on their way to the cache. The last tile, in `slot`, has the rows that lie
     before them in their first block."""
 
@@ -133,7 +133,7 @@ def _append(kv: KvStream, layer: Scalar, sequence: Scalar, slot: Scalar, new: _N
     _each_write(kv, layer, sequence, new.first, new.count, wait=False)
 
 
-def _clear_behind(values: Ref, slot: Scalar, count: Scalar) -> None:
+def clear_behind(values: Ref, slot: Scalar, count: Scalar) -> None:
     """Value rows from `count` on become zero: their weights are, but the cache may have NaN."""
     tile = values[slot]
     visible = lax.broadcasted_iota(jnp.int32, tile.shape, 0) < count
@@ -149,7 +149,7 @@ def _query_group(rows: jax.Array, heads: list[int], head_dim: int) -> jax.Array:
     return jnp.concatenate(parts, axis=0).astype(jnp.bfloat16)
 
 
-def _row_number(shape: tuple[int, ...], rows: int) -> jax.Array:
+def row_number(shape: tuple[int, ...], rows: int) -> jax.Array:
     """Which of the T rows a row of a query group is."""
     number = lax.broadcasted_iota(jnp.int32, shape, 0)
     result = number
@@ -203,7 +203,7 @@ def rows_attention(
     assert kv.window in (None, window), f"tiles for a window of {kv.window}, not {window}"
     size, group = rows_per_sequence, heads // kv_heads
     layer = cursor.calls
-    span = _tiles(kv, first_positions, size)
+    span = tiles_before(kv, first_positions, size)
 
     def one_turn(turn: jax.Array, cursor: KvCursor) -> KvCursor:
         sequence = kv.awake[turn]
@@ -212,7 +212,7 @@ def rows_attention(
         own_first = positions[sequence * size]
         own_count = real_rows(positions, sequence, size)
         new_k, new_v, new_positions = remembered or (k, v, positions)
-        new = _New(
+        new = NewRows(
             k=new_k.rows(sequence, size),
             v=new_v.rows(sequence, size),
             first=first,
@@ -236,14 +236,14 @@ def rows_attention(
 
             @pl.when(tile == end - 1)
             def _last_tile() -> None:
-                _append(kv, layer, sequence, slot, new)
-                _clear_behind(kv.value_ring, slot, before)
+                append_rows(kv, layer, sequence, slot, new)
+                clear_behind(kv.value_ring, slot, before)
 
             def visible(shape: tuple[int, ...]) -> jax.Array:
                 key = lax.broadcasted_iota(jnp.int32, shape, 1)
                 seen: jax.Array = key < before
                 if window is not None:
-                    here = _row_number(shape, size) + (own_first - tile * kv.tile)
+                    here = row_number(shape, size) + (own_first - tile * kv.tile)
                     seen = seen & (here - key < window)
                 return seen
 
@@ -261,7 +261,7 @@ def rows_attention(
             return fetch_next(kv, cursor, span), softmax
 
         def fresh_visible(shape: tuple[int, ...]) -> jax.Array:
-            row = _row_number(shape, size)
+            row = row_number(shape, size)
             key = lax.broadcasted_iota(jnp.int32, shape, 1)
             own = key - size if remembered else key  # negative for remembered rows
             seen = own < own_count
@@ -281,6 +281,10 @@ def rows_attention(
         if remembered:
             fresh_k = jnp.concatenate([new.k, k.rows(sequence, size)], axis=0)
             fresh_v = jnp.concatenate([new.v, v.rows(sequence, size)], axis=0)
+        if fresh_k.shape[0] == 1:  # the compiler has no product with one key; nobody sees the other
+            fresh_k, fresh_v = (
+                jnp.concatenate([one, jnp.zeros_like(one)], axis=0) for one in (fresh_k, fresh_v)
+            )
         for head in range(kv_heads):
             result = attend(
                 queries[head],

@@ -49,6 +49,7 @@ from mkc.ir.counter_random import ACCEPT
 
 STEP = 4 * LANES  # columns per step of the sum
 ACCEPTED, DECIDED = 1, 2  # bits of what is known of a row
+LOWEST = -3.4028234663852886e38  # the least finite number of f32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +204,8 @@ def _column_sums(
     """Of this rank's columns `[R, 128]`: lane 0 has the sum of exp((logit - largest) / heat), the
     other lanes the logit of column `draft`, minus infinity where no column is that.
     """
-    largest = values[:, :1]
+    # Of tokens that are not allowed the logit is minus infinity; perhaps no other is here.
+    largest = jnp.maximum(values[:, :1], LOWEST)
     lane = lax.broadcasted_iota(jnp.int32, values.shape, 1)
 
     def step(start: Scalar, size: int, carry: Times) -> Times:

@@ -55,11 +55,12 @@ def local_top_k(x: View, k: int, valid: Scalar) -> tuple[jax.Array, jax.Array]:
     Args:
       x: `[R, n]` f32.
       k: at most 128.
-      valid: columns that count; at least k of them hold more than minus infinity.
+      valid: columns that count.
 
     Returns:
       `[R, 128]` f32 and i32, of which lanes 0 .. k - 1 mean something; columns are below n in any
-      case.
+      case. Where fewer columns hold more than minus infinity, the rest is minus infinity, of
+      columns that mean nothing.
     """
     rows = x.ref.shape[0]
     start = _Found(
@@ -125,6 +126,8 @@ def _best_of_lanes(x: View, value: jax.Array, column: jax.Array, valid: Scalar) 
 def _take(found: _Found, lanes: _Lanes, k: int) -> tuple[_Found, _Lanes]:
     """Takes the best of all lanes in every row that wants one and knows it."""
     value, column = over_lanes(lanes.values[0], lanes.columns[0])
+    nothing = value == -jnp.inf  # nor in any column that was not noted
+    column = jnp.where(nothing, 0, column)
     takes = (column != UNKNOWN) & (found.number < k)
     lane = lax.broadcasted_iota(jnp.int32, found.values.shape, 1)
     here = (lane == found.number) & takes

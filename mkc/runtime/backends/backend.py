@@ -179,6 +179,7 @@ class DraftingBackend(Backend, Protocol):
         sampling: Sequence[SamplingParams],
         seeds: Sequence[int],
         stop_ids: Sequence[Sequence[int]] = (),
+        masks: Masks = (),
     ) -> Launch:
         """Rounds in which every active slot goes on from its newest token.
 
@@ -191,15 +192,14 @@ class DraftingBackend(Backend, Protocol):
           budgets: tokens that each slot may still emit; its last round may emit more.
           sampling, seeds: of each slot; penalties, biases and alternatives have no effect.
           stop_ids: of each slot.
+          masks: which tokens may follow each row of a round, `drafts` + 1 rows for each slot: its
+            newest token and then its `next_drafts`; empty for all. They hold in every round, so a
+            launch with masks has one. At least one token must be allowed in each row.
         """
         ...
 
-    def retract(self, slot: int, count: int) -> None:
-        """Takes back what the last round of a slot emitted, but for its first `count` tokens.
-
-        That round must have been the last call for the slot, and the only one of its launch. The
-        slot goes on from the last token that is left, which has not been fed, without drafts.
-        """
+    def next_drafts(self, slot: int, token: int, position: int) -> list[int]:
+        """What the slot's next round verifies when it goes on from a token at a position."""
         ...
 
 

@@ -59,12 +59,15 @@ class Carried:
             self.values[KEPT][slot] = 0
         self._rows(self.values, "positions")[slot] = PADDING
 
-    def retract(self, slot: int, count: int) -> None:
-        """Of the rows of the slot's last round only `count` count, and its drafts do not."""
-        if KEPT in self.values:
-            assert 0 <= count <= self.values[KEPT][slot], f"{count} rows were not kept"
-            self.values[KEPT][slot] = count
-        self._rows(self.values, "positions")[slot] = PADDING
+    def drafts(self, slot: int, token: int, position: int) -> list[int]:
+        """Drafts that follow a token at a position in the slot; none behind another token."""
+        tokens, positions = (
+            self._rows(self.values, name)[slot] for name in ("tokens", "positions")
+        )
+        if (tokens[0], positions[0]) != (token, position):
+            return []
+        found: list[int] = tokens[1:][positions[1:] >= 0].tolist()
+        return found
 
     def take_kept(self, slots: Iterable[int]) -> Array:
         """How many kept rows of these slots count, i32 [batch], 0 for others; they count no more.

@@ -31,7 +31,6 @@ from mkc.runtime.rounds import seed_words
 from mkc.runtime.sampling import SamplingParams
 from mkc.runtime.shards import Array
 from mkc.runtime.token_masks import Masks
-from mkc.runtime.token_masks import unpack_mask
 from mkc.spec import Round
 
 
@@ -74,9 +73,11 @@ class KernelRoundsBackend(KernelBackend):
         sampling: Sequence[SamplingParams],
         seeds: Sequence[int],
         stop_ids: Sequence[Sequence[int]] = (),
+        masks: Masks = (),
     ) -> Launch:
         greedy = all(sampling[slot].temperature == 0.0 for slot in _slots(active))
         assert greedy or self.draws, "the kernel does not sample"
+        assert rounds == 1 or not any(one is not None for one in masks), "masks are of one round"
         self._empty -= set(_slots(active))
         options = [_options(*one) for one in zip(sampling, seeds, strict=True)]
         found = launch_rounds(
@@ -86,6 +87,7 @@ class KernelRoundsBackend(KernelBackend):
             budgets=budgets,
             stop_ids=stop_ids,
             sampling=options,
+            masks=masks,
         )
         self._carried.take(found.carried, active)
         results = [found]
@@ -159,14 +161,8 @@ class KernelRoundsBackend(KernelBackend):
         *,
         masks: Masks = (),
     ) -> StepResult:
-        found = self._single_rows(tokens, positions, active)
-        logits, next_token = found.logits[:, 0].copy(), found.tokens[0, :, 0].copy()
-        for slot, mask in enumerate(masks):
-            if mask is not None:
-                forbidden = np.logical_not(unpack_mask(mask, self.vocab))
-                logits[slot, forbidden] = -np.inf
-                next_token[slot] = logits[slot].argmax()
-        return StepResult(next_token=next_token, logits=logits)
+        found = self._single_rows(tokens, positions, active, masks)
+        return StepResult(next_token=found.tokens[0, :, 0], logits=found.logits[:, 0])
 
     def greedy_rounds(
         self,
@@ -182,11 +178,8 @@ class KernelRoundsBackend(KernelBackend):
         fed, places, going = list(tokens), list(positions), list(active)
         emitted: list[list[int]] = []
         while any(going):
-            if any(one is not None for one in masks):
-                found = self.step(fed, places, going, masks=masks).next_token
-            else:
-                found = self._single_rows(fed, places, going).tokens[0, :, 0]
-            fed = found.tolist()
+            found = self._single_rows(fed, places, going, masks)
+            fed = found.tokens[0, :, 0].tolist()
             places = [position + 1 for position in places]
             emitted.append(fed)
             for slot in _slots(going):
@@ -194,8 +187,8 @@ class KernelRoundsBackend(KernelBackend):
                 going[slot] = not stopped and len(emitted) < rounds[slot]
         return np.array(emitted, np.int32)
 
-    def retract(self, slot: int, count: int) -> None:
-        self._carried.retract(slot, count)
+    def next_drafts(self, slot: int, token: int, position: int) -> list[int]:
+        return self._carried.drafts(slot, token, position)
 
     def prefill(self, slot: int, tokens: Sequence[int], position: int) -> Array:
         self._settle([slot])
@@ -228,14 +221,22 @@ class KernelRoundsBackend(KernelBackend):
         tokens: Sequence[int],
         positions: Sequence[int],
         active: Sequence[bool],
+        masks: Masks,
     ) -> RoundsResult:
-        """A round without drafts: each active slot is fed one token."""
+        """A round without drafts: each active slot is fed one token.
+
+        Args:
+          masks: of each slot, or empty.
+        """
+        length = self.scheme.graph.rows_per_sequence
+        rows = [one for mask in masks for one in (mask, *[None] * (length - 1))]
         self._empty -= set(_slots(active))
         found = launch_rounds(
             self.session,
             self._carried.inputs(tokens, positions, active, drafts=False),
             rounds=[1] * self.batch,
             budgets=[1] * self.batch,
+            masks=rows,
         )
         self._carried.take(found.carried, active)
         return found

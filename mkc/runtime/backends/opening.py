@@ -109,6 +109,7 @@ def open_kernel(
       HbmPlanError: serving the model takes more memory than a device has.
       MkcError: the model does not fit the target, or the weights not the model.
     """
+    checkpoint.check(graph)  # here already, since the preparation of a large model takes a while
     kernel = prepare_kernel(
         name,
         with_token_masks(graph),
@@ -155,16 +156,11 @@ class PreparedKernel:
         Raises:
           MkcError: the weights are not those of the kernel.
         """
-        lowered = self.session.lowered
-        graph = lowered.steps.sharded.full
-        if packed is not None:
-            weights = load_packed(packed, lowered, drafter, checkpoint=checkpoint)
-            self.session.load_packed(weights)
-            return tuple(weights.manifest["not_finite"])
-        checkpoint.check(graph)
-        load = Checked(load=checkpoint.loader(graph))
-        self.session.load_weights(load)
-        return tuple(sorted(load.not_finite))
+        if packed is None:
+            return self.session.load_checkpoint(checkpoint)
+        weights = load_packed(packed, self.session.lowered, drafter, checkpoint=checkpoint)
+        self.session.load_packed(weights)
+        return tuple(weights.manifest["not_finite"])
 
 
 def prepare_kernel(

@@ -61,7 +61,7 @@ def open_kernel_rounds(
     check_pair(scheme.graph, target, draft)
     kernel = prepare_kernel(
         name,
-        scheme.graph,
+        scheme.masked.graph,
         target=hardware,
         tp=tp,
         rounds_per_launch=rounds_per_launch,

@@ -14,6 +14,7 @@ import numpy as np
 from mkc.ir.graph import StateKind
 from mkc.ir.reference import initial_states
 from mkc.ir.reference import stack_params
+from mkc.ir.token_masks import TOKEN_MASKS
 from mkc.runtime.backends.backend import Launch
 from mkc.runtime.backends.backend import Snapshot
 from mkc.runtime.backends.backend import StepResult
@@ -29,6 +30,7 @@ from mkc.runtime.sampling import SamplingParams
 from mkc.runtime.shards import Array
 from mkc.runtime.stop_ids import stop_table
 from mkc.runtime.token_masks import Masks
+from mkc.runtime.token_masks import mask_rows
 from mkc.spec import Round
 from mkc.spec.scheme import SAMPLING
 
@@ -45,6 +47,7 @@ class SpeculativeBackend(ReferenceBackend):
         Args:
           load: reads a tensor by its name in the round's graph.
         """
+        scheme = scheme.masked
         super().__init__(scheme.prefill, load, rounds_per_launch=rounds_per_launch)
         self.scheme = scheme
         rest = scheme.graph.params.keys() - scheme.prefill.params.keys()
@@ -77,13 +80,18 @@ class SpeculativeBackend(ReferenceBackend):
         sampling: Sequence[SamplingParams],
         seeds: Sequence[int],
         stop_ids: Sequence[Sequence[int]] = (),
+        masks: Masks = (),
     ) -> Launch:
+        assert rounds == 1 or not any(one is not None for one in masks), "masks are of one round"
         assert 1 <= rounds <= self.rounds_per_launch, f"{rounds} rounds in one launch"
         emitted, counts, drafts, number, states, carried = self._launch(
             self._weights,
             self._states | self._kept_rows,
             self._carried.inputs(tokens, positions, active),
-            _sampling_inputs(sampling, seeds) if self.draws else {},
+            {
+                **(_sampling_inputs(sampling, seeds) if self.draws else {}),
+                TOKEN_MASKS: mask_rows(masks or [None] * self.scheme.graph.rows, self.vocab),
+            },
             rounds,
             np.asarray(budgets, np.int32),
             stop_table(stop_ids, self.batch),
@@ -98,8 +106,8 @@ class SpeculativeBackend(ReferenceBackend):
             drafts=np.asarray(drafts)[:ran],
         )
 
-    def retract(self, slot: int, count: int) -> None:
-        self._carried.retract(slot, count)
+    def next_drafts(self, slot: int, token: int, position: int) -> list[int]:
+        return self._carried.drafts(slot, token, position)
 
     def prefill(self, slot: int, tokens: Sequence[int], position: int) -> Array:
         self._settle([slot])

@@ -162,6 +162,7 @@ class TimedDraftingBackend(TimedBackend):
         sampling: Sequence[SamplingParams],
         seeds: Sequence[int],
         stop_ids: Sequence[Sequence[int]] = (),
+        masks: Masks = (),
     ) -> Launch:
         with self._launched():
             launch = self.drafting.speculate(
@@ -173,12 +174,13 @@ class TimedDraftingBackend(TimedBackend):
                 sampling=sampling,
                 seeds=seeds,
                 stop_ids=stop_ids,
+                masks=masks,
             )
         self._rounds += len(launch.tokens)
         return launch
 
-    def retract(self, slot: int, count: int) -> None:
-        self.drafting.retract(slot, count)
+    def next_drafts(self, slot: int, token: int, position: int) -> list[int]:
+        return self.drafting.next_drafts(slot, token, position)
 
 
 def timed(backend: Backend, *, clock: Callable[[], float] = perf_counter) -> TimedBackend:

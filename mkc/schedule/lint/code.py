@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
+from mkc.schedule.lint.offsets import runtime_places
 from mkc.schedule.lint.rules import issue
 from mkc.schedule.verify.issue import Issue
 
@@ -25,6 +26,7 @@ def lint_source(text: str) -> list[Issue]:
 
 
 def _source(tree: ast.Module) -> Iterator[Issue]:
+    imported = _imported(tree)
     for node in ast.walk(tree):
         where = f"{KERNEL}:{getattr(node, 'lineno', 0)}"
         if isinstance(node, ast.Import):
@@ -35,12 +37,32 @@ def _source(tree: ast.Module) -> Iterator[Issue]:
             module = node.module or ""
             if module.split(".")[0] not in IMPORTS and not module.startswith(SUPPORT):
                 yield issue("L206", where, f"imports {module}")
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
+            if _name(node).partition(".")[0] in imported:
+                yield issue("L206", where, f"changes {_name(node)}")
+        elif isinstance(node, ast.Call) and _name(node.func) in (
+            "setattr",
+            "delattr",
+            "exec",
+            "eval",
+        ):
+            yield issue("L206", where, f"calls {_name(node.func)}")
         elif isinstance(node, ast.Call) and _name(node.func).endswith("fori_loop"):
             yield from _loop(node, where)
         elif isinstance(node, ast.Call):
             last = _name(node.func).rpartition(".")[2]
             if last in NO_LOWERING or last in ("argsort", "lexsort"):
                 yield issue("L204", where, f"calls {_name(node.func)}")
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    """Names of what the text imports."""
+    return {
+        (one.asname or one.name).partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for one in node.names
+    }
 
 
 def _loop(node: ast.Call, where: str) -> Iterator[Issue]:
@@ -59,7 +81,17 @@ def _name(node: ast.expr) -> str:
 def lint_traced(kernel: Any, hints: list[str]) -> list[Issue]:
     """What Pallas traced: primitives and their parameters; `hints` are those that are not true."""
     found = [issue("L201", KERNEL, one) for one in hints]
+    places = runtime_places(kernel)
+    found += [issue("L208", KERNEL, one) for one in places.rows]
+    found += [issue("L209", KERNEL, one) for one in places.views]
     return list(dict.fromkeys([*found, *_traced(kernel)]))
+
+
+def _moves(reshape: Any) -> bool:
+    """Not only dimensions of size one come and go."""
+    (source, *_), (target,) = reshape.invars, reshape.outvars
+    before, after = ([one for one in x.aval.shape if one != 1] for x in (source, target))
+    return before != after
 
 
 def _traced(jaxpr: Any) -> Iterator[Issue]:
@@ -75,6 +107,9 @@ def _traced(jaxpr: Any) -> Iterator[Issue]:
             kind = str(getattr(variable.aval, "dtype", ""))
             if kind.startswith("uint") and variable.aval.shape:
                 yield issue("L203", KERNEL, f"{name} makes a vector of {kind}")
+            if name == "reshape" and kind == "bool" and _moves(equation):
+                shapes = f"{equation.invars[0].aval.shape} becomes {variable.aval.shape}"
+                yield issue("L210", KERNEL, f"a vector of booleans of shape {shapes}")
         for value in params.values():
             for inner in value if isinstance(value, tuple | list) else (value,):
                 body = getattr(inner, "jaxpr", inner)

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from mkc.ir.types import DType
 from mkc.schedule.lint.rules import issue
-from mkc.schedule.program import ArgmaxPhase
 from mkc.schedule.program import EmbedPhase
 from mkc.schedule.program import Program
 from mkc.schedule.round_phases import SelectorWalkPhase
+from mkc.schedule.round_phases import masks_of
 from mkc.schedule.verify.arrays import SAMPLING_ROLES
 from mkc.schedule.verify.arrays import SCALAR_ROLES
 from mkc.schedule.verify.arrays import Array
@@ -29,11 +29,13 @@ def lint_program(program: Program, target: Target) -> list[Issue]:
     """Everything about a program that a chip would refuse or get wrong."""
     found = [*_arrays(program, target), *_operands(program)]
     arrays = arrays_of(program)
-    seen: set[tuple[str, str, str, int, int]] = set()
+    seen: set[tuple[object, ...]] = set()
+    step = target.core.lanes  # a multiple of every step that a place is asked for
     for event in expected_events(program, 0, cases_of(program)[0]):
         if isinstance(event, Start | Send):
             source, goal = event.source, event.target
-            key = (event.phase, source.array, goal.array, source.count, goal.first)
+            ends = [(one.array, one.first % step, one.count) for one in (source, goal)]
+            key = (event.phase, *ends)
             if key not in seen:
                 seen.add(key)
                 found += _copy(event, arrays, target)
@@ -48,6 +50,7 @@ def _arrays(program: Program, target: Target) -> Iterator[Issue]:
 
 def _operands(program: Program) -> Iterator[Issue]:
     used = {"tape", *(one.array for one in program.streams)}
+    used |= {name for one in program.experts for name in (one.gate_up_array, one.down_array)}
     used |= {name for one in program.caches for name in (one.key_array, one.value_array)}
     used |= {one.target for one in program.round.rows} if program.round is not None else set()
     for phase in program.phases():
@@ -55,8 +58,8 @@ def _operands(program: Program) -> Iterator[Issue]:
             used.add(phase.table)
         elif isinstance(phase, SelectorWalkPhase):
             used |= {phase.predecessor, phase.successor}
-        elif isinstance(phase, ArgmaxPhase) and phase.masks:
-            used.add(phase.masks)
+        elif masks := masks_of(phase):
+            used.add(masks)
     for operand in program.operands:
         if operand.name not in used and operand.role not in SCALAR_ROLES:
             yield issue("L106", operand.name, f"no phase uses the operand {operand.name}")

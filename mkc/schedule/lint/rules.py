@@ -87,7 +87,7 @@ LINTS = {
         hint="repeat the body in the source",
     ),
     "L206": Rule(
-        holds="a kernel imports JAX and its support functions only",
+        holds="a kernel imports JAX and its support functions only, and changes neither",
         symptom="what is traced depends on something that the plan does not know",
         hint="import `jax`, `functools`, `typing` and `mkc.codegen_pallas.support`",
     ),
@@ -95,6 +95,21 @@ LINTS = {
         holds="the kernel file is Python",
         symptom="it cannot be run",
         hint="mend the syntax",
+    ),
+    "L208": Rule(
+        holds="a row of bf16 that is chosen at run time begins a memory tile of 8 rows, provably",
+        symptom="compile failure",
+        hint="read the aligned block and select the row, or keep such rows as f32",
+    ),
+    "L209": Rule(
+        holds="a copy is between arrays as they are, not reshaped or reinterpreted",
+        symptom="compile failure where tiles do not stay whole; interpret mode fails too",
+        hint="allocate the array as rows and columns of the copy",
+    ),
+    "L210": Rule(
+        holds="a vector of booleans is not reshaped",
+        symptom="compile failure",
+        hint="reshape what is compared, or compare an iota of the shape that is wanted",
     ),
 }
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from mkc.schedule.program import VECTOR_LANES
+from mkc.schedule.program import WORD_BITS
 from mkc.schedule.program import ExchangePlan
 from mkc.schedule.program import Program
 from mkc.schedule.simulate.bundles import PhaseCycles
@@ -12,6 +14,11 @@ from mkc.targets import Target
 
 ROWS_PER_PUSH = 16  # a push carries a pair of bf16 registers: 16 rows of a weight block
 SEARCH_CHUNK = 256  # columns per step of the search for the largest logit
+SUM_CHUNK = 512  # columns per step of the sum of their weights
+RACE_CHUNK = 1024  # columns per step of a race
+LIST_STEPS = 8  # of the loop in which every entry of a list meets every other one
+MASK_BLOCK = WORD_BITS * VECTOR_LANES  # columns per step of masking the logits
+MASK_PASSES = 2  # of the logits, in front of the search among them: load and store
 
 
 class Source(StrEnum):
@@ -49,17 +56,56 @@ def code_us(code: PhaseCycles, target: Target) -> float:
     return max(code.cycles / target.core.clock_mhz, push_us(code.pushes, target))
 
 
-def looped(code: PhaseCycles, trips: tuple[int, ...], target: Target) -> PhaseCost | None:
-    """A phase with loops of so many iterations, one after the other.
+@dataclass(frozen=True, kw_only=True)
+class Trips:
+    """A loop as the source has it.
+
+    Attributes:
+      count: of iterations.
+      inner: loops in its body, in order.
+      runs_until: a loop that ends by what it finds; it stays a loop with one iteration, too.
+    """
+
+    count: int
+    inner: tuple[Trips, ...] = ()
+    runs_until: bool = False
+
+
+def nested(code: PhaseCycles, loops: tuple[Trips, ...], target: Target) -> PhaseCost | None:
+    """A phase with such loops; None when its machine code has others.
 
     The compiler unrolls a loop of one iteration.
     """
-    repeated = [count for count in trips if count > 1]
-    if len(code.loops) != len(repeated) or any(one.loops for one in code.loops):
+    found = _nested_us(code, loops, target)
+    return None if found is None else PhaseCost(source=Source.MACHINE_CODE, once_us=found)
+
+
+def looped(code: PhaseCycles, trips: tuple[int, ...], target: Target) -> PhaseCost | None:
+    """As `nested`, for loops of so many iterations, one after the other."""
+    return nested(code, tuple(Trips(count=one) for one in trips), target)
+
+
+def _nested_us(code: PhaseCycles, loops: tuple[Trips, ...], target: Target) -> float | None:
+    kept = _not_unrolled(loops)
+    if len(kept) != len(code.loops):
         return None
-    pairs = zip(repeated, code.loops, strict=True)
-    loops_us = sum(count * code_us(one, target) for count, one in pairs)
-    return PhaseCost(source=Source.MACHINE_CODE, once_us=code_us(code, target) + loops_us)
+    total = code_us(code, target)
+    for trips, one in zip(kept, code.loops, strict=True):
+        body_us = _nested_us(one, trips.inner, target)
+        if body_us is None:
+            return None
+        total += trips.count * body_us
+    return total
+
+
+def _not_unrolled(loops: tuple[Trips, ...]) -> list[Trips]:
+    found: list[Trips] = []
+    for one in loops:
+        if one.count > 1 or one.runs_until:
+            found.append(one)
+        elif one.count == 1:
+            found += _not_unrolled(one.inner)
+    return found
 
 
 def exchange_plan(program: Program, name: str) -> ExchangePlan:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import ceil
 
+from mkc.schedule.mixing_phases import ClearBlocksPhase
+from mkc.schedule.mixing_phases import StoreBlockPhase
 from mkc.schedule.program import TAPE_LANES
-from mkc.schedule.program import VECTOR_LANES
-from mkc.schedule.program import WORD_BITS
 from mkc.schedule.program import AllReducePhase
 from mkc.schedule.program import ArgmaxPhase
 from mkc.schedule.program import AttentionPhase
@@ -24,6 +24,8 @@ from mkc.schedule.program import Program
 from mkc.schedule.program import VectorPhase
 from mkc.schedule.program import View
 from mkc.schedule.simulate.bundles import PhaseCycles
+from mkc.schedule.simulate.cost_parts import MASK_BLOCK
+from mkc.schedule.simulate.cost_parts import MASK_PASSES
 from mkc.schedule.simulate.cost_parts import SEARCH_CHUNK
 from mkc.schedule.simulate.cost_parts import PhaseCost
 from mkc.schedule.simulate.cost_parts import Source
@@ -39,7 +41,6 @@ from mkc.schedule.simulate.costs_rounds import round_code
 from mkc.schedule.simulate.costs_rounds import round_estimate
 from mkc.targets import Target
 
-MASK_BLOCK = WORD_BITS * VECTOR_LANES  # columns per step of masking the logits
 ATTENTION_CHAINS = 3  # sums over lanes of a tile, one after the other: maximum, sum, rescaling
 DELTA_CHAINS = 2  # dependent products of the delta rule: prediction, output
 
@@ -176,8 +177,12 @@ def _estimated(program: Program, phase: Phase, target: Target) -> PhaseCost:
             plan = exchange_plan(program, phase.exchange)
             once_us = elements_us(program.ranks * plan.rows * plan.columns, target)
         case ArgmaxPhase():
-            passes = 4 if phase.masks else 2
+            passes = 2 + (MASK_PASSES if phase.masks else 0)
             once_us = chain_us + registers_us(program, passes * phase.logits.width, target)
+        case ClearBlocksPhase():
+            once_us = registers_us(program, phase.blocks.width, target)
+        case StoreBlockPhase():
+            once_us = registers_us(program, 2 * phase.blocks.width, target)
         case EmbedPhase():
             once_us = program.rows * registers_us(program, 2 * phase.output.width, target)
     return PhaseCost(source=Source.TARGET, once_us=once_us, item_us=item_us, tile_us=tiles)

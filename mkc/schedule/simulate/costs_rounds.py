@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from math import ceil
 
+from mkc.schedule.expert_phases import ExpertsPhase
+from mkc.schedule.expert_phases import RoutePhase
+from mkc.schedule.mixing_phases import LatentAttentionPhase
 from mkc.schedule.program import TAPE_LANES
 from mkc.schedule.program import Phase
 from mkc.schedule.program import Program
@@ -11,26 +14,39 @@ from mkc.schedule.round_phases import AcceptPhase
 from mkc.schedule.round_phases import AllGatherPhase
 from mkc.schedule.round_phases import KeptDeltaRulePhase
 from mkc.schedule.round_phases import RowsAttentionPhase
+from mkc.schedule.round_phases import SampledAccept
 from mkc.schedule.round_phases import ScalarPhase
 from mkc.schedule.round_phases import SelectorWalkPhase
 from mkc.schedule.round_phases import TapPhase
 from mkc.schedule.round_phases import TopKPhase
 from mkc.schedule.simulate.bundles import PhaseCycles
+from mkc.schedule.simulate.cost_parts import LIST_STEPS
+from mkc.schedule.simulate.cost_parts import MASK_BLOCK
+from mkc.schedule.simulate.cost_parts import MASK_PASSES
+from mkc.schedule.simulate.cost_parts import RACE_CHUNK
 from mkc.schedule.simulate.cost_parts import SEARCH_CHUNK
+from mkc.schedule.simulate.cost_parts import SUM_CHUNK
 from mkc.schedule.simulate.cost_parts import PhaseCost
 from mkc.schedule.simulate.cost_parts import Source
+from mkc.schedule.simulate.cost_parts import Trips
 from mkc.schedule.simulate.cost_parts import block_us
 from mkc.schedule.simulate.cost_parts import code_us
 from mkc.schedule.simulate.cost_parts import elements_us
 from mkc.schedule.simulate.cost_parts import exchange_plan
 from mkc.schedule.simulate.cost_parts import looped
+from mkc.schedule.simulate.cost_parts import nested
 from mkc.schedule.simulate.cost_parts import registers_us
+from mkc.schedule.simulate.costs_experts import expert_us
+from mkc.schedule.simulate.costs_experts import route_us
 from mkc.targets import Target
 
 ROUND_PHASES = (
     AcceptPhase,
     AllGatherPhase,
     KeptDeltaRulePhase,
+    ExpertsPhase,
+    LatentAttentionPhase,
+    RoutePhase,
     RowsAttentionPhase,
     ScalarPhase,
     SelectorWalkPhase,
@@ -50,22 +66,23 @@ def round_code(
     program: Program, phase: Phase, code: PhaseCycles, target: Target
 ) -> PhaseCost | None:
     """From machine code; None when its loops are not those that are expected."""
-    plan = program.round
-    assert plan is not None
     match phase:
         case KeptDeltaRulePhase():
             return _delta_code(program, phase, code, target)
-        case RowsAttentionPhase():
+        case RowsAttentionPhase() | LatentAttentionPhase():
             return _attention_code(code, target)
-        case SelectorWalkPhase():
-            return _walk_code(code, target)
-        case AcceptPhase() if phase.sampling is not None:
+        case RoutePhase() | ExpertsPhase():
             return None
+        case SelectorWalkPhase():
+            return _walk_code(program, code, target)
+        case AcceptPhase() if phase.sampling is not None:
+            return nested(code, _draw_loops(program, phase, phase.sampling), target)
         case AcceptPhase():
+            masked = phase.logits.width // MASK_BLOCK if phase.masks else 0
             chunks = phase.logits.width // SEARCH_CHUNK
-            return looped(code, (chunks, program.batch), target)
+            return looped(code, (masked, chunks, program.batch), target)
         case TopKPhase():
-            return _top_k_code(phase, code, target)
+            return nested(code, (_search_loop(phase.logits.width, phase.k),), target)
         case ScalarPhase():
             return looped(code, (program.batch,) * len(phase.nodes), target)
         case _:
@@ -105,34 +122,46 @@ def _attention_code(code: PhaseCycles, target: Target) -> PhaseCost | None:
     )
 
 
-def _walk_code(code: PhaseCycles, target: Target) -> PhaseCost | None:
-    """A loop that starts copies, then one over rows, whose own loops start and await copies: their
-    time is that of the copies."""
-    if len(code.loops) != 2 or code.loops[0].loops:
+def _walk_code(program: Program, code: PhaseCycles, target: Target) -> PhaseCost | None:
+    """Loops that begin, then one over rows, whose own loops start and await copies: their time is
+    that of the copies. Of several sequences each chooses in a loop behind these."""
+    batch = program.batch
+    first, inner = (1, 2) if batch == 1 else (2, 5)
+    if len(code.loops) != first + 1 or len(code.loops[-1].loops) != inner:
         return None
-    return PhaseCost(
-        source=Source.MACHINE_CODE,
-        once_us=code_us(code, target),
-        item_us=code_us(code.loops[1], target),
-    )
+    if any(one.loops for one in (*code.loops[:-1], *code.loops[-1].loops)):
+        return None
+    row = code.loops[-1]
+    item_us = code_us(row, target) / batch
+    if batch > 1:
+        item_us += code_us(row.loops[-1], target)
+    return PhaseCost(source=Source.MACHINE_CODE, once_us=code_us(code, target), item_us=item_us)
 
 
-def _top_k_code(phase: TopKPhase, code: PhaseCycles, target: Target) -> PhaseCost | None:
+def _search_loop(width: int, k: int) -> Trips:
     """One pass over the columns, then a loop over places; more passes are needed rarely."""
-    if len(code.loops) != 1 or len(code.loops[0].loops) != 2:
-        return None
-    one_pass = code.loops[0]
-    columns, places = one_pass.loops
-    pass_us = code_us(one_pass, target) + phase.k * code_us(places, target)
-    pass_us += phase.logits.width // SEARCH_CHUNK * code_us(columns, target)
-    return PhaseCost(source=Source.MACHINE_CODE, once_us=code_us(code, target) + pass_us)
+    inner = (Trips(count=width // SEARCH_CHUNK), Trips(count=k))
+    return Trips(count=1, inner=inner, runs_until=True)
+
+
+def _draw_loops(program: Program, phase: AcceptPhase, sampling: SampledAccept) -> tuple[Trips, ...]:
+    """Masks; the list of the largest logits, the sum over all, the order of the list; then each
+    sequence counts, races over the columns, and emits."""
+    width, batch = phase.logits.width, program.batch
+    return (
+        Trips(count=width // MASK_BLOCK if phase.masks else 0),
+        _search_loop(width, sampling.listed),
+        Trips(count=width // SUM_CHUNK),
+        Trips(count=LIST_STEPS),
+        Trips(count=batch),
+        Trips(count=batch, inner=(Trips(count=width // RACE_CHUNK),)),
+        Trips(count=batch),
+    )
 
 
 def round_estimate(program: Program, phase: Phase, target: Target) -> PhaseCost:
     """From the target's figures alone."""
-    plan = program.round
-    assert plan is not None
-    rows = plan.rows_per_sequence
+    rows = program.round.rows_per_sequence if program.round else 1
     once_us, item_us = 0.0, 0.0
     tiles: tuple[float, ...] = ()
     chain_us = target.core.vector_chain_us
@@ -153,6 +182,25 @@ def round_estimate(program: Program, phase: Phase, target: Target) -> PhaseCost:
             softmax_us = elements_us(4 * queries * cache.tile, target)
             tiles = (pushes + softmax_us + ATTENTION_CHAINS * chain_us,)
             item_us = (1 + ATTENTION_CHAINS) * chain_us
+        case LatentAttentionPhase():
+            # Of a tile latents are pushed for scores and for sums, shared keys once. Of a sequence
+            # `up` is pushed once, half of it for queries, half for values; f32 numbers travel in
+            # two pieces, which are rows of one product.
+            cache = next(one for one in program.caches if one.name == phase.cache)
+            latents, shared = (ceil(width / TAPE_LANES) for width in cache.widths)
+            pushes = block_us(cache.tile * (2 * latents + shared), target)
+            queries = rows * phase.heads
+            tiles = (
+                pushes
+                + elements_us(4 * queries * cache.tile, target)
+                + ATTENTION_CHAINS * chain_us,
+            )
+            ups = phase.heads * (phase.key_dim + phase.value_dim) * latents
+            item_us = block_us(ups, target) + (1 + ATTENTION_CHAINS) * chain_us
+        case RoutePhase():
+            once_us = route_us(program, phase, target)
+        case ExpertsPhase():
+            item_us = expert_us(program, phase, target)
         case TapPhase():
             once_us = registers_us(program, 2 * phase.width, target)
         case AllGatherPhase():
@@ -162,7 +210,8 @@ def round_estimate(program: Program, phase: Phase, target: Target) -> PhaseCost:
             once_us = phase.k * chain_us
             once_us += registers_us(program, TOP_K_WORK * phase.logits.width, target)
         case AcceptPhase():
-            once_us = chain_us + registers_us(program, 2 * phase.logits.width, target)
+            passes = 2 + (MASK_PASSES if phase.masks else 0)
+            once_us = chain_us + registers_us(program, passes * phase.logits.width, target)
             once_us += program.rows * SCALAR_US
             if phase.sampling is not None:
                 # the list and the sum of all rows, then a race of one row of each sequence

@@ -340,11 +340,14 @@ class Engines:
 
     def _take(self, rank: _Rank, one: Wait, arrivals: list[tuple[float, int, int]]) -> None:
         taken, at_us, source = 0, 0.0, -1
+        took: list[int] = []
         while taken < one.bytes:
             at_us, source, count = heappop(arrivals)
             taken += count
+            took.append(source)
         if taken > one.bytes:
             heappush(arrivals, (at_us, source, taken - one.bytes))
+            took.pop()
         if at_us > rank.now_us:
             self._serve(rank, at_us)
         self._drain(rank, one.mark)
@@ -362,6 +365,7 @@ class Engines:
             stall=one.stall if stalled else None,
             after=source if stalled else rank.last,
             source=source,
+            took=tuple(took),
         )
 
 

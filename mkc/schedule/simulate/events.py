@@ -43,6 +43,8 @@ class Event:
         very start.
       source: id of the event that a wait waited for, or the issue of a copy or message; -1
         otherwise.
+      took: of a wait: ids of the copies and messages whose last bytes it took off its semaphore,
+        also of those that it did not have to wait for.
     """
 
     id: int
@@ -64,6 +66,7 @@ class Event:
     peer: int = -1
     after: int = -1
     source: int = -1
+    took: tuple[int, ...] = ()
 
     @property
     def us(self) -> float:

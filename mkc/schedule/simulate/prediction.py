@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import asdict
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from mkc.schedule.program import Program
@@ -43,6 +44,16 @@ ROUNDS = 3  # simulated: the first fills the ring, the last one does not refill 
 PLACES = 3  # decimal places of times in JSON
 
 
+class FloorPart(StrEnum):
+    """What bytes between HBM and VMEM are."""
+
+    TAPE = "tape"  # weights of matmuls
+    SMALL_WEIGHTS = "small weights"  # vectors, and weights of narrow projections
+    STATES = "states"  # recurrent and convolution states with what rounds keep, both ways
+    CACHES = "caches"  # keys and values up to the position, and the new rows
+    ROWS = "rows"  # of tables, and masks of tokens
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
     """Predicted time of a round.
@@ -50,6 +61,7 @@ class Prediction:
     Attributes:
       round_us: a round in the middle of a launch; the whole kernel when a launch has one or two.
       floor_us: the bytes of that round at the memory's sustained rate.
+      floor_parts: floor_us by what the bytes are, see `FloorPart`.
       utilization: floor_us / round_us.
       core_us: the round without its waits for copies: how long the core alone would take.
       by_engine: busy time of the core's engines, its waits, the memory and the links.
@@ -65,6 +77,7 @@ class Prediction:
 
     round_us: float
     floor_us: float
+    floor_parts: dict[str, float]
     utilization: float
     core_us: float
     by_engine: dict[str, float]
@@ -151,6 +164,7 @@ def simulate(
     prediction = Prediction(
         round_us=window.us,
         floor_us=floor_us,
+        floor_parts=_floor_parts(clips, program, target),
         utilization=floor_us / window.us,
         core_us=core_us(clips, window),
         by_engine=busy_by_engine(clips),
@@ -194,6 +208,26 @@ def _bytes(clips: Clips) -> float:
     return sum(
         one.bytes * (end - start) / one.us for start, end, one in clips if one.track == MEMORY
     )
+
+
+def _floor_parts(clips: Clips, program: Program, target: Target) -> dict[str, float]:
+    """Time of the bytes at the sustained rate, by what they are; parts without any left out."""
+    sums: dict[FloorPart, float] = {}
+    parts = _parts_by_name(program)
+    for start, end, one in clips:
+        if one.track == MEMORY:
+            part = parts.get(one.semaphore.partition(" ")[0], FloorPart.ROWS)
+            moved = one.bytes * (end - start) / one.us
+            sums[part] = sums.get(part, 0.0) + moved / target.hbm.sustained_bytes_per_us
+    return {str(part): sums[part] for part in FloorPart if part in sums}
+
+
+def _parts_by_name(program: Program) -> dict[str, FloorPart]:
+    """By the first word of the semaphores of their copies."""
+    parts = {"tape": FloorPart.TAPE}
+    for one in program.streams:
+        parts[one.name] = FloorPart.STATES if one.writes_back else FloorPart.SMALL_WEIGHTS
+    return {**parts, **{one.name: FloorPart.CACHES for one in program.caches}}
 
 
 def _cost_source(clips: Clips, costs: Mapping[str, PhaseCost]) -> dict[str, float]:

@@ -33,6 +33,7 @@ from mkc.schedule.program import VectorPhase
 from mkc.schedule.round_phases import AcceptPhase
 from mkc.schedule.round_phases import AllGatherPhase
 from mkc.schedule.round_phases import TopKPhase
+from mkc.schedule.round_phases import masks_of
 from mkc.schedule.simulate.cost_parts import PhaseCost
 from mkc.schedule.simulate.cost_parts import exchange_plan
 from mkc.schedule.simulate.machine import Engine
@@ -120,8 +121,10 @@ class Cache:
     calls: int = 0
 
     @property
-    def tile_bytes(self) -> int:
-        return self.plan.tile * self.plan.width * BF16_BYTES
+    def row_bytes(self) -> tuple[int, int]:
+        """Of a row of the keys and of one of the values."""
+        keys, values = self.plan.widths
+        return keys * BF16_BYTES, values * BF16_BYTES
 
     @property
     def total(self) -> int:
@@ -178,10 +181,9 @@ class Translator:
                 yield from self.fetch_tile(self.mark(PROLOGUE, cache_plan.name), cache)
 
         for phase in self.program.phases():
-            if isinstance(phase, ArgmaxPhase) and phase.masks:
-                size = self._operand_bytes(phase.masks)
-                mark = self.mark(PROLOGUE, phase.masks)
-                yield Start(mark=mark, bytes=size, semaphore=phase.masks, urgent=True)
+            if masks := masks_of(phase):
+                mark, size = self.mark(PROLOGUE, masks), self._operand_bytes(masks)
+                yield Start(mark=mark, bytes=size, semaphore=masks, urgent=True)
 
     def _cache(self, plan: CacheStream, position: int) -> Cache:
         if self.program.round is None:
@@ -348,10 +350,9 @@ class Translator:
         if cache.fetched < cache.total:
             slot = cache.fetched % cache.plan.slots
             semaphore = f"{cache.plan.name} arrived {slot}"
-            for _ in ("keys", "values"):
-                yield Start(
-                    mark=mark, bytes=cache.tile_bytes, semaphore=semaphore, urgent=True, slot=slot
-                )
+            for row in cache.row_bytes:
+                size = cache.plan.tile * row
+                yield Start(mark=mark, bytes=size, semaphore=semaphore, urgent=True, slot=slot)
         cache.fetched += 1
 
     def tile_arrived(self, mark: Mark, cache: Cache) -> Wait:
@@ -359,14 +360,14 @@ class Translator:
         cache.consumed += 1
         return Wait(
             mark=mark,
-            bytes=2 * cache.tile_bytes,
+            bytes=cache.plan.tile * sum(cache.row_bytes),
             semaphore=f"{cache.plan.name} arrived {slot}",
             stall=Stall.COPY,
             slot=slot,
         )
 
     def rows_written(self, mark: Mark, cache: Cache, sequence: int) -> Wait:
-        size = 2 * cache.blocks * BLOCK_ROWS * cache.plan.width * BF16_BYTES
+        size = cache.blocks * BLOCK_ROWS * sum(cache.row_bytes)
         semaphore = f"{cache.plan.name} written {sequence}"
         return Wait(mark=mark, bytes=size, semaphore=semaphore, stall=Stall.COPY)
 
@@ -388,10 +389,9 @@ class Translator:
         """The new key and value rows go to the cache, once those of the layer before have."""
         if cache.calls > 0:
             yield self.rows_written(mark, cache, sequence)
-        size = BLOCK_ROWS * cache.plan.width * BF16_BYTES
         semaphore = f"{cache.plan.name} written {sequence}"
-        for _ in ("keys", "values"):
-            yield Start(mark=mark, bytes=size, semaphore=semaphore, urgent=True)
+        for row in cache.row_bytes:
+            yield Start(mark=mark, bytes=BLOCK_ROWS * row, semaphore=semaphore, urgent=True)
 
     # Exchanges.
 
@@ -419,9 +419,9 @@ class Translator:
         before_us = 0.0
         if isinstance(phase, ArgmaxPhase | AcceptPhase | TopKPhase):
             before_us = core_us
-            if isinstance(phase, ArgmaxPhase) and phase.masks:
-                size = self._operand_bytes(phase.masks)
-                yield Wait(mark=mark, bytes=size, semaphore=phase.masks, stall=Stall.COPY)
+            if masks := masks_of(phase):
+                size = self._operand_bytes(masks)
+                yield Wait(mark=mark, bytes=size, semaphore=masks, stall=Stall.COPY)
         yield self.work(phase, before_us)
         sizes = message_bytes(exchange_plan(self.program, name), self.program.ranks) if name else ()
         if isinstance(phase, AcceptPhase) and phase.sampling and phase.sampling.race:

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from mkc.schedule.expert_phases import ExpertsPhase
+from mkc.schedule.expert_phases import RoutePhase
+from mkc.schedule.expert_store import ExpertRing
+from mkc.schedule.mixing_phases import LatentAttentionPhase
 from mkc.schedule.program import CacheStream
 from mkc.schedule.program import Phase
 from mkc.schedule.program import Program
 from mkc.schedule.round_phases import KeptDeltaRulePhase
 from mkc.schedule.round_phases import RowsAttentionPhase
 from mkc.schedule.round_phases import SelectorWalkPhase
+from mkc.schedule.simulate.costs_experts import experts_read
+from mkc.schedule.simulate.costs_experts import plan_and_ring
+from mkc.schedule.simulate.machine import Engine
 from mkc.schedule.simulate.machine import Instruction
 from mkc.schedule.simulate.machine import Mark
 from mkc.schedule.simulate.machine import Stall
@@ -45,8 +52,12 @@ def round_instructions(translator: Translator, phase: Phase) -> Iterator[Instruc
     match phase:
         case KeptDeltaRulePhase():
             yield from _kept_delta_rule(translator, phase)
-        case RowsAttentionPhase():
+        case RowsAttentionPhase() | LatentAttentionPhase():
             yield from _rows_attention(translator, phase)
+        case RoutePhase():
+            yield from _route(translator, phase)
+        case ExpertsPhase():
+            yield from _experts(translator, phase)
         case SelectorWalkPhase():
             yield from _selector_walk(translator, phase)
         case _:
@@ -68,7 +79,45 @@ def _kept_delta_rule(translator: Translator, phase: KeptDeltaRulePhase) -> Itera
             yield from translator.advance(mark, stream)
 
 
-def _rows_attention(translator: Translator, phase: RowsAttentionPhase) -> Iterator[Instruction]:
+def _route(translator: Translator, phase: RoutePhase) -> Iterator[Instruction]:
+    """The choice, then the first experts are started."""
+    yield translator.work(phase, translator.costs[phase.id].once_us)
+    _, ring = plan_and_ring(translator.program, phase.experts)
+    count = min(ring.slots, experts_read(translator.program, phase.experts))
+    mark = translator.mark(phase.id, phase.title)
+    for slot in range(count):
+        yield from _expert_loads(mark, ring, slot)
+
+
+def _experts(translator: Translator, phase: ExpertsPhase) -> Iterator[Instruction]:
+    """One expert after the other, each refilling its slot."""
+    cost, mark = translator.costs[phase.id], translator.mark(phase.id, phase.title)
+    _, ring = plan_and_ring(translator.program, phase.experts)
+    count = experts_read(translator.program, phase.experts)
+    for number in range(count):
+        slot = number % ring.slots
+        yield Wait(
+            mark=mark,
+            bytes=ring.slice.bytes,
+            semaphore=f"{ring.name} arrived {slot}",
+            stall=Stall.COPY,
+            slot=slot,
+        )
+        yield translator.work(phase, cost.item_us, Engine.MATRIX)
+        if number + ring.slots < count:
+            yield from _expert_loads(mark, ring, slot)
+
+
+def _expert_loads(mark: Mark, ring: ExpertRing, slot: int) -> Iterator[Instruction]:
+    semaphore = f"{ring.name} arrived {slot}"
+    for rows, columns in (ring.slice.gate_up, ring.slice.down):
+        size = rows * columns * ring.slice.dtype.bytes
+        yield Start(mark=mark, bytes=size, semaphore=semaphore, urgent=True, slot=slot)
+
+
+def _rows_attention(
+    translator: Translator, phase: RowsAttentionPhase | LatentAttentionPhase
+) -> Iterator[Instruction]:
     cost, cache = translator.costs[phase.id], translator.caches[phase.cache]
     mark = translator.mark(phase.id, phase.title)
     yield translator.work(phase, cost.once_us)
@@ -89,10 +138,9 @@ def _append(
     """New rows go to the cache, once those of the layer before have."""
     if cache.calls > 0:
         yield translator.rows_written(mark, cache, sequence)
-    size = BLOCK_ROWS * cache.plan.width * BF16_BYTES
     semaphore = f"{cache.plan.name} written {sequence}"
-    for _ in range(2 * cache.blocks):
-        yield Start(mark=mark, bytes=size, semaphore=semaphore, urgent=True)
+    for row in cache.row_bytes * cache.blocks:
+        yield Start(mark=mark, bytes=BLOCK_ROWS * row, semaphore=semaphore, urgent=True)
 
 
 def _selector_walk(translator: Translator, phase: SelectorWalkPhase) -> Iterator[Instruction]:

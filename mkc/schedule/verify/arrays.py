@@ -10,6 +10,8 @@ from functools import cached_property
 from math import prod
 
 from mkc.ir.types import DType
+from mkc.schedule.expert_store import CHOSEN_ROWS
+from mkc.schedule.expert_store import ExpertRing
 from mkc.schedule.program import TAPE_LANES
 from mkc.schedule.program import VECTOR_LANES
 from mkc.schedule.program import EmbedPhase
@@ -101,10 +103,10 @@ def arrays_of(program: Program) -> dict[str, Array]:
             )
         )
     for cache in program.caches:
-        ring = (cache.slots, cache.tile, cache.width)
-        blocks = 1 if program.round is None else NEW_BLOCKS
-        new = (cache.batch, blocks * BLOCK_ROWS, cache.width)
-        for part in ("key", "value"):
+        blocks = NEW_BLOCKS if cache.by_rows else 1
+        for part, width in zip(("key", "value"), cache.widths, strict=True):
+            ring = (cache.slots, cache.tile, width)
+            new = (cache.batch, blocks * BLOCK_ROWS, width)
             for suffix, shape in (("ring", ring), ("new", new)):
                 found.append(
                     Array(
@@ -116,6 +118,8 @@ def arrays_of(program: Program) -> dict[str, Array]:
                         axis=1,
                     )
                 )
+    for experts in program.expert_rings:
+        found += _expert_arrays(experts)
     for plan in program.exchanges:
         found += exchange_arrays(plan, program.ranks)
     for buffer in program.buffers:
@@ -185,6 +189,28 @@ def _walk_arrays(program: Program, phase: SelectorWalkPhase) -> list[Array]:
     ]
 
 
+def _expert_arrays(ring: ExpertRing) -> list[Array]:
+    """Slots of matrices; what is known of the choice, in VMEM and among the scalars."""
+    slots = {"gate_up", "down"}
+    return [
+        *(
+            Array(
+                name=f"{ring.name}_{suffix}",
+                shape=shape,
+                dtype=dtype,
+                blocks=shape[:1] if suffix in slots else (),
+            )
+            for suffix, shape, dtype in ring.arrays()
+        ),
+        Array(
+            name=f"{ring.name}_chosen",
+            shape=(CHOSEN_ROWS, ring.places),
+            dtype=DType.I32,
+            scalar=True,
+        ),
+    ]
+
+
 def _operand(operand: Operand) -> Array:
     """Tapes and tables are rows, caches are blocks of rows, streams are items, masks are whole."""
     blocks, units = operand.shape[:1], 1
@@ -219,6 +245,7 @@ def exchange_arrays(plan: ExchangePlan, ranks: int) -> list[Array]:
             ("gathered", (ranks, *part), DType.BF16),
         ],
         "gather": [("send", whole, DType.BF16), ("receive", (ranks, *whole), DType.BF16)],
+        "gather_f32": [("send", whole, DType.F32), ("receive", (ranks, *whole), DType.F32)],
     }
     found_by_number = [("send", whole, DType.I32), ("receive", (ranks, *whole), DType.I32)]
     kinds |= {"argmax": found_by_number, "top_k": found_by_number}
@@ -262,6 +289,9 @@ def semaphores_of(program: Program) -> dict[str, Semaphores]:
     for cache in program.caches:
         shapes[f"{cache.name}_arrived"] = (2, cache.slots)
         shapes[f"{cache.name}_written"] = (2, cache.batch)
+    for ring in program.expert_rings:
+        shapes[f"{ring.name}_arrived"] = (ring.slots,)
+        shapes[f"{ring.name}_sem"] = (1,)
     for plan in program.exchanges:
         shapes[f"{plan.name}_sems"] = (4,)
     for phase in program.phases():

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from mkc.schedule.program import AllReducePhase
 from mkc.schedule.program import ArgmaxPhase
 from mkc.schedule.program import View
+from mkc.schedule.program import scattered_columns
+from mkc.schedule.round_phases import AcceptPhase
 from mkc.schedule.round_phases import AllGatherPhase
 from mkc.schedule.verify.events import Meet
 from mkc.schedule.verify.events import Place
@@ -126,7 +128,12 @@ class Exchanges:
         if ranks == 1:
             kernel.load(routine, phase.partial)
             return
-        share = phase.partial.width // ranks
+        whole = scattered_columns(phase.partial.width, ranks)
+        share = whole // ranks
+        behind = phase.partial.start + phase.partial.width
+        padding = View(buffer=phase.partial.buffer, start=behind, width=whole - phase.partial.width)
+        if padding.width:
+            kernel.store(routine, padding)
         scatters = ((f"{name}_sems", (0,)), (f"{name}_sems", (1,)))
         gathers = ((f"{name}_sems", (2,)), (f"{name}_sems", (3,)))
 
@@ -155,8 +162,7 @@ class Exchanges:
         self.wait_sent([*scatter, *gather])
 
     def argmax(self, phase: ArgmaxPhase) -> None:
-        if phase.masks:
-            self.mask_tokens(phase)
+        self.mask_tokens(phase)
         self.kernel.load("local_argmax", phase.logits)
         self.best(phase.exchange)
         self.meeting(phase.meets)
@@ -167,9 +173,11 @@ class Exchanges:
             self.one_shot(exchange, ARGMAX)
 
     def all_gather(self, phase: AllGatherPhase) -> None:
-        self.kernel.load(GATHER, phase.part)
+        for part in phase.parts:
+            self.kernel.load(GATHER, part)
         self.one_shot(phase.exchange, GATHER)
-        self.kernel.store(GATHER, phase.output)
+        for output in phase.outputs:
+            self.kernel.store(GATHER, output)
         self.meeting(phase.meets)
 
     def meeting(self, meets: bool) -> None:
@@ -177,8 +185,10 @@ class Exchanges:
         if meets:
             self.barrier("entry_barrier")
 
-    def mask_tokens(self, phase: ArgmaxPhase) -> None:
-        """Logits of tokens that are not allowed are changed in place."""
+    def mask_tokens(self, phase: ArgmaxPhase | AcceptPhase) -> None:
+        """Logits of tokens that are not allowed are changed in place, if there are masks."""
+        if not phase.masks:
+            return
         kernel = self.kernel
         block = Place(array=f"{phase.masks}_block")
         kernel.wait("mask_tokens", (f"{phase.masks}_sem", (0,)), kernel.size(block))

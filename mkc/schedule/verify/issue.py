@@ -182,7 +182,7 @@ CODES = {
     ),
     "V603": _code(
         RANKS,
-        "a message cannot be counted by the wait for an earlier one",
+        "a message cannot be counted by the wait for an earlier one, or for a copy",
         "a receive semaphore serves two exchanges that nothing separates",
     ),
     "V604": _code(
@@ -218,17 +218,19 @@ CODES = {
     "V802": _code(BUDGET, "all scalars fit into SMEM", "fewer rounds per launch"),
     "V803": _code(
         BUDGET,
-        "every view lies inside its buffer, and every buffer inside its region",
+        "every view lies inside its buffer and is as wide "
+        "as its phase needs, and every buffer lies inside its region",
         "a buffer was made narrower than the value it holds",
     ),
     "V804": _code(
         BUDGET,
-        "ring slots, cache tiles and stream items have the sizes that their users need",
+        "ring slots, cache tiles, stream items, exchange buffers and "
+        "arrays of scalars have the sizes that their users need",
         "a slot is smaller than its largest load, or a tile does not divide the context",
     ),
     "V805": _code(
         BUDGET,
-        "every name in a phase exists in the program",
+        "every name in a phase exists in the program, once and of the kind that is meant",
         "a stream, buffer or exchange was removed but is still used",
     ),
     "V806": _code(BUDGET, "there are enough semaphores", "fewer ring slots or cache tiles"),

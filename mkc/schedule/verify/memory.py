@@ -33,6 +33,8 @@ type Report = Callable[[str, str, str], None]
 
 type Copy = Start | Send
 
+LEAVING, ARRIVING = "copies that this rank starts", "messages of other ranks"
+
 type Moves = Mapping[str, tuple[int, int | None]]
 """Array or semaphores -> how far their numbers move on, and where they wrap: along the first index,
 along the rows of an array without one, along the last index of semaphores."""
@@ -114,6 +116,7 @@ class Memory:
     flying: dict[str, list[Copy]] = field(default_factory=dict)  # by array, sources and targets
     started: dict[Semaphore, list[Copy]] = field(default_factory=dict)
     counted: dict[Semaphore, int] = field(default_factory=dict)  # bytes waited for so far
+    uses: dict[Semaphore, str] = field(default_factory=dict)  # what each semaphore counts
 
     def event(self, event: Event) -> None:
         match event:
@@ -127,6 +130,7 @@ class Memory:
                 self.send(event)
             case Receive():
                 self.known(event.semaphore, event.phase)
+                self.use(event.semaphore, ARRIVING, event.phase)
             case Wait():
                 self.wait(event)
 
@@ -258,8 +262,17 @@ class Memory:
         if not (self.known(event.semaphore, event.phase) and sound):
             return
         self.fly(event, (event.source,))
+        self.use(event.received, ARRIVING, event.phase)  # all ranks name theirs alike
+
+    def use(self, semaphore: Semaphore, what: str, phase: str) -> None:
+        """A semaphore counts copies of this rank or messages of others: a wait cannot tell them."""
+        before = self.uses.setdefault(semaphore, what)
+        if before != what:
+            name = semaphore_name(semaphore)
+            self.report("V603", phase, f"{name} counts {what}, and elsewhere {before}")
 
     def fly(self, copy: Copy, places: tuple[Place, ...]) -> None:
+        self.use(copy.semaphore, LEAVING, copy.phase)
         for array in {place.array for place in places}:
             self.flying.setdefault(array, []).append(copy)
         self.started.setdefault(copy.semaphore, []).append(copy)

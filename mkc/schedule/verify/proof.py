@@ -28,6 +28,7 @@ from mkc.schedule.verify.issue import OBLIGATIONS
 from mkc.schedule.verify.issue import Issue
 from mkc.schedule.verify.protocol import Kernel
 from mkc.schedule.verify.ranks import Ranks
+from mkc.schedule.verify.shapes import check_shapes
 from mkc.schedule.verify.structure import check_names
 from mkc.schedule.verify.structure import check_structure
 from mkc.schedule.verify.walk import Period
@@ -88,6 +89,9 @@ def prove(
     ]
     named = [check_names(program, found.report) for program in different]
     if not all(named):
+        return found.proof()
+    fitting = [check_shapes(program, found.report) for program in different]
+    if not all(fitting):
         return found.proof()
     for program in different:
         check_structure(program, target, found.report)

@@ -14,6 +14,11 @@ from dataclasses import field
 from typing import Any
 from typing import Protocol as Interface
 
+from mkc.schedule.expert_phases import ExpertsPhase
+from mkc.schedule.expert_phases import RoutePhase
+from mkc.schedule.mixing_phases import ClearBlocksPhase
+from mkc.schedule.mixing_phases import LatentAttentionPhase
+from mkc.schedule.mixing_phases import StoreBlockPhase
 from mkc.schedule.program import ROUNDS
 from mkc.schedule.program import TAPE_LANES
 from mkc.schedule.program import AllReducePhase
@@ -49,6 +54,9 @@ from mkc.schedule.verify.events import Start
 from mkc.schedule.verify.events import Wait
 from mkc.schedule.verify.events import Write
 from mkc.schedule.verify.exchanges import Exchanges
+from mkc.schedule.verify.experts import ExpertCursor
+from mkc.schedule.verify.experts import Experts
+from mkc.schedule.verify.latent_caches import LatentAttention
 from mkc.schedule.verify.protocol_rounds import Rounds
 from mkc.schedule.verify.rows_caches import RowsAttention
 
@@ -109,6 +117,7 @@ class Kernel:
     tape: TapeCursor = field(default_factory=TapeCursor)
     streams: dict[str, StreamCursor] = field(default_factory=dict)
     caches: dict[str, CacheCursor] = field(default_factory=dict)
+    experts: dict[str, ExpertCursor] = field(default_factory=dict)
     last: dict[str, bool] = field(default_factory=dict)
     positions: tuple[int, ...] = ()
     real: tuple[int, ...] = ()
@@ -120,10 +129,15 @@ class Kernel:
         self.buffers = {one.name: one for one in self.program.buffers}
         self.streams = {one.name: StreamCursor(plan=one) for one in self.program.streams}
         self.caches = {one.name: CacheCursor(plan=one) for one in self.program.caches}
+        rings = {one.name: one for one in self.program.expert_rings}
+        for plan in self.program.experts:
+            self.experts[plan.name] = ExpertCursor(plan=plan, ring=rings[plan.ring])
+        self.mixtures = Experts(kernel=self)
         self.attention = Attention(kernel=self)
         self.exchanges = Exchanges(kernel=self)
         self.rounds = Rounds(kernel=self)
         self.rows_attention = RowsAttention(kernel=self)
+        self.latent_attention = LatentAttention(kernel=self)
 
     # events
 
@@ -213,9 +227,11 @@ class Kernel:
             self.real, self.accepted = self.case.rows_at(index), self.case.counts_at(index)
             self.rounds.begin(self.case.kept_at(index))
 
-    @property
-    def tiles(self) -> Attention | RowsAttention:
-        """Who fetches the tiles of the caches."""
+    def tiles(self, cache: str) -> Attention | RowsAttention:
+        """Who fetches the tiles of a cache."""
+        phases = self.program.phases()
+        if any(isinstance(one, LatentAttentionPhase) and one.cache == cache for one in phases):
+            return self.latent_attention
         return self.attention if self.program.round is None else self.rows_attention
 
     def start_streams(self) -> None:
@@ -223,7 +239,7 @@ class Kernel:
         for name in self.streams:
             self.stream_prologue(name)
         for name in self.caches:
-            self.tiles.prologue(name)
+            self.tiles(name).prologue(name)
         for operand in self.program.operands:
             if operand.role == "token_masks":
                 source, target = Place(array=operand.name), Place(array=f"{operand.name}_block")
@@ -234,8 +250,8 @@ class Kernel:
         for cursor in self.streams.values():
             if cursor.plan.writes_back:
                 self.stream_drain(cursor)
-        for cache in self.caches.values():
-            self.tiles.drain(cache)
+        for name, cache in self.caches.items():
+            self.tiles(name).drain(cache)
         logits = self.program.logits
         if logits is not None:
             self.load("copy_out", logits)
@@ -286,6 +302,11 @@ class Kernel:
             AttentionPhase: self.attention.phase,
             AllReducePhase: self.exchanges.all_reduce,
             ArgmaxPhase: self.exchanges.argmax,
+            ClearBlocksPhase: self.clear_blocks,
+            RoutePhase: self.mixtures.route,
+            ExpertsPhase: self.mixtures.compute,
+            LatentAttentionPhase: self.latent_attention.latent_phase,
+            StoreBlockPhase: self.store_block,
             StreamWaitPhase: lambda one: self.stream_wait(self.streams[one.stream]),
             StreamAdvancePhase: lambda one: self.stream_advance(self.streams[one.stream]),
         }
@@ -480,6 +501,17 @@ class Kernel:
             self.store("vector", view)
         for cursor in states:
             self.stream_advance(cursor)
+
+    def clear_blocks(self, phase: ClearBlocksPhase) -> None:
+        self.store("clear_blocks", phase.blocks)
+        self.store("clear_blocks", phase.count)
+
+    def store_block(self, phase: StoreBlockPhase) -> None:
+        """Every place is written, most of them with what they hold."""
+        for view in (phase.source, phase.count):
+            self.load("store_block", view)
+        self.store_row("store_block", phase.blocks)
+        self.store("store_block", phase.count)
 
     def delta_rule(self, phase: DeltaRulePhase) -> None:
         """Heads are read and stored in turn, so an output must not take the place of an input."""

@@ -81,8 +81,7 @@ class Rounds:
             for first, rows in zip(kernel.positions, kernel.real, strict=True)
             for row in range(self.size)
         ]
-        if plan.kept:
-            self.scalars[plan.kept] = list(kept)
+        self.scalars[plan.kept] = list(kept)
         self.restart_taps()
 
     def fetch_rows(self) -> None:
@@ -118,7 +117,7 @@ class Rounds:
         plan = kernel.program.round
         assert plan is not None
         sources = {one.target: one.source for one in plan.carried}
-        wanted = [plan.tokens, plan.positions, *([plan.kept] if plan.kept else [])]
+        wanted = (plan.tokens, plan.positions, plan.kept)
         missing = [name for name in wanted if sources.get(name) not in self.scalars]
         if missing:
             kernel.sink.problem("V504", "end", f"nothing is handed on as {missing[0]}")
@@ -135,8 +134,8 @@ class Rounds:
                     f"{count} rows from {first} are accepted, and the next round is at {start}"
                 )
                 kernel.sink.problem("V504", "end", message)
-            if plan.kept and self.scalars[sources[plan.kept]][sequence] != count:
-                kept = self.scalars[sources[plan.kept]][sequence]
+            kept = self.scalars[sources[plan.kept]][sequence]
+            if kept != count:
                 message = f"{count} rows are accepted, and the next round commits {kept}"
                 kernel.sink.problem("V504", "end", message)
 
@@ -226,6 +225,7 @@ class Rounds:
 
     def accept(self, phase: AcceptPhase) -> None:
         kernel, sampling = self.kernel, phase.sampling
+        kernel.exchanges.mask_tokens(phase)
         if sampling is None:
             kernel.load("local_argmax", phase.logits)
             kernel.exchanges.best(phase.exchange)
@@ -240,9 +240,12 @@ class Rounds:
         """The largest logits of all ranks are exchanged, and then the winners of their races."""
         kernel, routine = self.kernel, "accept_sampled"
         kernel.load("local_top_k", phase.logits)
-        for one in self.carried_rows():
-            if one.array in (sampling.candidates, sampling.proposal):
-                kernel.read(routine, Place(array=one.array), Place(array=one.target))
+        carried = {one.array: one for one in self.carried_rows()}
+        for array in filter(None, (sampling.candidates, sampling.proposal)):
+            if array in carried:
+                kernel.read(routine, Place(array=array), Place(array=carried[array].target))
+            else:
+                kernel.sink.problem("V504", phase.id, f"no round hands on {array}")
         kernel.load(routine, phase.logits)
         for exchange in (phase.exchange, sampling.race):
             if exchange is not None:

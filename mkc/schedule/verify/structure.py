@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from dataclasses import fields
 from math import prod
 
+from mkc.schedule.expert_phases import ExpertsPhase
+from mkc.schedule.expert_phases import RoutePhase
+from mkc.schedule.mixing_phases import LatentAttentionPhase
 from mkc.schedule.program import ROUNDS
 from mkc.schedule.program import TAPE_LANES
 from mkc.schedule.program import AllReducePhase
@@ -34,6 +37,7 @@ from mkc.schedule.round_phases import ScalarPhase
 from mkc.schedule.round_phases import SelectorWalkPhase
 from mkc.schedule.round_phases import TapPhase
 from mkc.schedule.round_phases import TopKPhase
+from mkc.schedule.round_phases import masks_of
 from mkc.schedule.verify.arrays import SCALAR_BYTES
 from mkc.schedule.verify.arrays import arrays_of
 from mkc.schedule.verify.arrays import scalars_of
@@ -83,6 +87,11 @@ def check_names(program: Program, report: Report) -> bool:
                     check(phase.id, "stream", name, streams)
             case AttentionPhase() | RowsAttentionPhase():
                 check(phase.id, "cache", phase.cache, caches)
+            case RoutePhase() | ExpertsPhase():
+                check(phase.id, "experts", phase.experts, {one.name for one in program.experts})
+            case LatentAttentionPhase():
+                check(phase.id, "cache", phase.cache, caches)
+                check(phase.id, "stream", phase.up, streams)
             case AllReducePhase() | AllGatherPhase():
                 check(phase.id, "exchange", phase.exchange, exchanges)
             case SelectorWalkPhase():
@@ -96,8 +105,8 @@ def check_names(program: Program, report: Report) -> bool:
                 sampling = phase.sampling if isinstance(phase, AcceptPhase) else None
                 if sampling is not None and sampling.race is not None:
                     check(phase.id, "exchange", sampling.race, exchanges)
-                if isinstance(phase, ArgmaxPhase) and phase.masks:
-                    check(phase.id, "operand", phase.masks, operands)
+                if masks := masks_of(phase):
+                    check(phase.id, "operand", masks, operands)
             case VectorPhase():
                 for name in (*phase.states.values(), *filter(None, (phase.page,))):
                     check(phase.id, "stream", name, streams)
@@ -159,7 +168,9 @@ def views_of(phase: Phase) -> Iterator[View]:
             yield value.proposal
         elif isinstance(value, tuple):
             for one in value:
-                if isinstance(one, Product):
+                if isinstance(one, View):
+                    yield one
+                elif isinstance(one, Product):
                     yield from (one.left, one.output)
 
 
@@ -263,12 +274,15 @@ def _check_counts(program: Program, report: Report) -> None:
             case KeptDeltaRulePhase():
                 for name in (phase.state, phase.kept_k, phase.kept_u, phase.kept_decay):
                     use(name, executions * program.batch)
-            case AttentionPhase() | RowsAttentionPhase():
+            case AttentionPhase() | RowsAttentionPhase() | LatentAttentionPhase():
                 use(phase.cache, executions)
+            case ExpertsPhase():
+                use(phase.experts, executions)
             case MatmulPhase():
                 use("tape", executions * phase.tape_rows)
     planned = {one.name: one.items for one in program.streams}
     planned |= {one.name: one.layers for one in program.caches}
+    planned |= {one.name: one.layers for one in program.experts}
     planned["tape"] = program.tape.rows
     for name, amount in planned.items():
         if used.get(name, 0) != amount:

@@ -17,6 +17,9 @@ from typing import Any
 
 from mkc.schedule.program import RESTING
 from mkc.schedule.program import Program
+from mkc.schedule.verify.accesses import READ
+from mkc.schedule.verify.accesses import WRITE
+from mkc.schedule.verify.accesses import Access
 from mkc.schedule.verify.arrays import Array
 from mkc.schedule.verify.arrays import arrays_of
 from mkc.schedule.verify.case import Case
@@ -118,6 +121,7 @@ class Tracer:
       scalars: SMEM arguments by name; the kernel changes its own copies.
       events: what was done.
       hints: statements `multiple_of` that are not true.
+      accesses: all that was touched, scalars included, to the element; None to keep no account.
     """
 
     rank: int
@@ -125,6 +129,7 @@ class Tracer:
     scalars: dict[str, list[int]]
     events: list[Event] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
+    accesses: list[Access] | None = None
     signals: int = 0
 
     def run(self, kernel: Any, names: Sequence[str]) -> list[Event]:
@@ -168,6 +173,8 @@ class Tracer:
         inner = params.get("jaxpr") or params.get("call_jaxpr")
         if inner is not None:
             return self.closed(inner, inputs)
+        if equation.effects:
+            raise TraceError(f"what the primitive {name} does is not followed")
         scalar = all(not one.aval.shape for one in equation.outvars)
         if not scalar or any(isinstance(one, _Unknown | View) for one in inputs):
             return [UNKNOWN] * len(equation.outvars)
@@ -260,6 +267,7 @@ class Tracer:
         view = _transformed(inputs[0], params["tree"].unflatten(inputs[1:]))
         if view.name in self.scalars:
             return [self.scalars[view.name][view.ranges[0][0] if view.ranges else 0]]
+        self.note(READ, view.name, view.ranges)
         for place in self.places(view):
             self.events.append(Read(phase=TRACED, routine=TRACED, place=place, data=None))
         return [UNKNOWN]
@@ -272,13 +280,16 @@ class Tracer:
             # what the model chooses is not known: token 0
             known = 0 if isinstance(value, _Unknown) else value
             self.scalars[view.name][index] = known
+            self.note(WRITE, view.name, (index, str(value)))
             return [known]
+        self.note(WRITE, view.name, view.ranges)
         for place in self.places(view):
             self.events.append(Write(phase=TRACED, routine=TRACED, place=place, data=None))
         return [UNKNOWN]
 
     def on_dma_start(self, params: Any, inputs: list[Value]) -> Sequence[Value]:
         source, target, received, sent, peer = _dma(params, inputs)
+        self.order("copy", source, target, received, sent, peer and _peer(peer))
         semaphore = _semaphore(received)
         (origin,), (place,) = self.places(source), self.places(target)
         if peer is None:
@@ -304,6 +315,7 @@ class Tracer:
     def on_dma_wait(self, params: Any, inputs: list[Value]) -> Sequence[Value]:
         source, target, received, sent, peer = _dma(params, inputs)
         sending = params["is_wait_send"]
+        self.order("wait", sending, target, received)
         # A wait for a send takes its bytes from the source, and is given it as the target.
         (place,) = self.places(target)
         kind = Receive if peer is not None and not sending else Wait
@@ -320,14 +332,24 @@ class Tracer:
     def on_semaphore_signal(self, params: Any, inputs: list[Value]) -> Sequence[Value]:
         view, _, amount, peer, _ = params["args_tree"].unflatten(inputs)
         assert view.name == BARRIER and amount == 1, f"a signal of {amount} at {view.name}"
+        self.order("signal", _peer(peer))
         self.events.append(Signal(phase=TRACED, routine=TRACED, peer=_peer(peer)))
         return []
 
     def on_semaphore_wait(self, params: Any, inputs: list[Value]) -> Sequence[Value]:
         view, _, amount, _ = params["args_tree"].unflatten(inputs)
         assert view.name == BARRIER, f"a wait at {view.name}"
+        self.order("meet", _whole(amount))
         self.events.append(Meet(phase=TRACED, routine=TRACED, count=_whole(amount)))
         return []
+
+    def order(self, kind: str, *parts: object) -> None:
+        """Notes what orders the kernel: a copy, a wait, a signal."""
+        self.note(kind, "", parts)
+
+    def note(self, kind: str, array: str, part: tuple[object, ...]) -> None:
+        if self.accesses is not None:
+            self.accesses.append(Access(kind=kind, array=array, part=part))
 
     def places(self, view: View) -> list[Place]:
         """A part of a reference in the units of its array; one place per block."""
@@ -348,6 +370,8 @@ def _literal(value: Any) -> Value:
 
 def _transformed(view: View, transforms: Sequence[Any]) -> View:
     for one in transforms:
+        if not hasattr(one, "indices"):
+            raise TraceError(f"{view.name} is taken in another shape or type")
         view = view.at(one.indices)
     return view
 

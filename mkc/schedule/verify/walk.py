@@ -144,6 +144,7 @@ class Walk:
         kernel = self.kernel
         found = {name: one.item for name, one in kernel.streams.items()}
         found |= {name: one.calls for name, one in kernel.caches.items()}
+        found |= {name: one.layer for name, one in kernel.experts.items()}
         found |= kernel.rounds.executed
         return {**found, "tape": kernel.tape.consumed}
 
@@ -151,6 +152,7 @@ class Walk:
         """How many periods can be left out before a stream looks beyond its end."""
         plans = {one.name: (one.items, one.slots) for one in self.program.streams}
         plans |= {one.name: (one.layers, one.slots) for one in self.program.caches}
+        plans |= {one.name: (one.layers, 0) for one in self.program.experts}
         return [
             (items - used[name] - slots - 1 - step[name]) // step[name]
             for name, (items, slots) in plans.items()
@@ -202,6 +204,9 @@ class Walk:
             found[stream.array] = (amounts[stream.name], None)
         for cache in program.caches:
             found[cache.key_array] = found[cache.value_array] = (amounts[cache.name], None)
+        for plan in program.experts:
+            entries = (amounts[plan.name] * plan.local, None)
+            found[plan.gate_up_array] = found[plan.down_array] = entries
         found["tape"] = (amounts["tape"], program.tape.rows)
         return found
 
@@ -214,6 +219,8 @@ class Walk:
         for name, cache in kernel.caches.items():
             cache.calls += amounts[name]
             cache.layer += amounts[name]
+        for name, mixture in kernel.experts.items():
+            mixture.layer += amounts[name]
         for name in kernel.rounds.executed:
             kernel.rounds.executed[name] += amounts[name]
         kernel.tape.consumed += amounts["tape"]

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from functools import cache
-
-from bench.calibration.calibrate import TARGET
-from bench.calibration.calibrate import Comparison
-from bench.calibration.calibrate import compare
 from bench.calibration.calibrate import mean_absolute_error
 from bench.calibration.measurements import FITTED
 from bench.calibration.measurements import UNMATCHED
 from bench.calibration.measurements import measurements
-from mkc.targets import load_target
+from tests.schedule.simulate.calibrated import comparisons
 
 FEWEST = 10
 MEAN_ERROR = 0.08  # the bounds that were set before the simulator was written
 LARGEST_ERROR = 0.15
-
-
-@cache
-def comparisons() -> tuple[Comparison, ...]:
-    target = load_target(TARGET)
-    return tuple(compare(one, target) for one in measurements())
 
 
 def test_the_mean_error_is_small() -> None:

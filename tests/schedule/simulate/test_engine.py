@@ -157,3 +157,12 @@ def test_events_name_what_they_waited_for() -> None:
     assert waited.stall is Stall.TAPE
     assert waited.end_us == copy_b.done_us
     assert [one.id for one in run.events] == list(range(5))
+
+
+def test_a_wait_names_all_that_it_took() -> None:
+    """Also what landed before, and what is taken in two parts by the wait that takes the rest."""
+    run = one_rank(start(), start(), start(), wait(size=1500), work(5.0), wait(size=1500))
+    ids = [one.id for one in run.events if one.kind is Kind.COPY]
+    waits = [one for one in run.events if one.kind is Kind.WAIT]
+    assert [one.took for one in waits] == [(ids[0],), (ids[1], ids[2])]
+    assert [one.source for one in waits] == [ids[1], ids[2]]

@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
+from math import prod
 
 import pytest
 from pytest import approx
@@ -60,6 +61,36 @@ def test_the_time_of_a_round_is_the_floor_and_what_is_exposed() -> None:
         assert sum(prediction.critical_path.values()) == approx(prediction.round_us)
         assert prediction.utilization == approx(prediction.floor_us / prediction.round_us)
         assert sum(prediction.cost_source.values()) == approx(1.0)
+
+
+def test_the_parts_of_the_floor_are_its_bytes() -> None:
+    """Each part is what the plan moves of it."""
+    program = several_rounds("27b", 8, ROUNDS)
+    found = full().prediction
+    rate = target().hbm.sustained_bytes_per_us
+    parts = {part: us * rate for part, us in found.floor_parts.items()}
+    assert sum(found.floor_parts.values()) == approx(found.floor_us)
+    assert parts["tape"] == approx(program.tape.rows * 512)
+    sizes = {one.name: prod(one.item_shape) * one.dtype.bytes for one in program.streams}
+    once = sum(sizes[one.name] * one.items for one in program.streams if not one.writes_back)
+    both = sum(2 * sizes[one.name] * one.items for one in program.streams if one.writes_back)
+    assert parts["small weights"] == approx(once)
+    assert parts["states"] == approx(both)
+    assert parts["rows"] == approx(16 * 5120 * 2)  # a block of rows of the embedding
+    (cache,) = program.caches
+    tile, row = 256 * cache.width * 2, 16 * cache.width * 2
+    assert parts["caches"] == approx(cache.layers * 2 * (tile + row))
+
+
+def test_the_floor_follows_the_rate_of_the_memory() -> None:
+    """A memory twice as fast halves it; then the core is the bound, and shows."""
+    hbm = replace(target().hbm, sustained_bytes_per_us=2 * target().hbm.sustained_bytes_per_us)
+    fast = predict(several_rounds("27b", 8, ROUNDS), replace(target(), hbm=hbm), position=100)
+    found = full().prediction
+    assert fast.floor_us == approx(found.floor_us / 2)
+    assert fast.core_us == approx(found.core_us, rel=0.01)
+    assert 0.99 * found.core_us < fast.round_us < 1.1 * found.core_us
+    assert fast.exposed.total > 0.8 * (found.core_us - fast.floor_us)
 
 
 def test_the_critical_path_has_no_gaps() -> None:
@@ -140,6 +171,7 @@ def test_documents_are_json_and_the_same_every_time(ranks: int) -> None:
     assert set(json.loads(first)["predicted"]) >= {
         "round_us",
         "floor_us",
+        "floor_parts",
         "utilization",
         "by_engine",
         "exposed",

@@ -7,12 +7,19 @@ from collections import Counter
 import pytest
 from pytest import approx
 
+from mkc.codegen_pallas.support import distribution
+from mkc.codegen_pallas.support import race
+from mkc.codegen_pallas.support import sampled_accept
+from mkc.codegen_pallas.support import top_k
+from mkc.schedule.program import VECTOR_LANES
 from mkc.schedule.program import Program
+from mkc.schedule.round_phases import AcceptPhase
 from mkc.schedule.round_phases import KeptDeltaRulePhase
 from mkc.schedule.round_phases import RowsAttentionPhase
 from mkc.schedule.round_phases import SelectorWalkPhase
 from mkc.schedule.round_phases import TopKPhase
 from mkc.schedule.simulate import Source
+from mkc.schedule.simulate import cost_parts
 from mkc.schedule.simulate import simulate
 from mkc.schedule.simulate.bundles import PhaseCycles
 from mkc.schedule.simulate.cost_parts import PhaseCost
@@ -44,6 +51,14 @@ def program(ranks: int = 1, *, batch: int = 1, rounds: int = 1) -> Program:
 def test_every_semaphore_ends_at_zero(ranks: int, batch: int, rounds: int) -> None:
     left = balance(program(ranks, batch=batch, rounds=rounds), min(rounds, 3))
     assert len(left) > 5
+    assert set(left.values()) == {0}
+
+
+def test_masks_are_fetched_with_the_round() -> None:
+    plan = round_lowered(2, passes=SMALL_TILES, sampling=True, masks=True).program
+    (masks,) = (one for one in plan.operands if one.role == "token_masks")
+    left = balance(plan, 1)
+    assert masks.name in left
     assert set(left.values()) == {0}
 
 
@@ -102,6 +117,43 @@ def test_the_walk_is_charged_its_rows_and_not_its_copies() -> None:
     loops = (code(5 * CLOCK), code(2 * CLOCK, code(7 * CLOCK), code(7 * CLOCK)))
     found = cost(program(), phase.id, code(CLOCK, *loops))
     assert (found.once_us, found.item_us) == (approx(1), approx(2))
+
+
+def test_the_walk_of_several_sequences_has_a_loop_over_them() -> None:
+    """Copies are started and awaited in loops before it."""
+    plan = program(batch=2)
+    phase = phase_of(plan, SelectorWalkPhase)
+    copies = [code(7 * CLOCK)] * 4
+    row = code(2 * CLOCK, *copies, code(3 * CLOCK))
+    found = cost(plan, phase.id, code(CLOCK, code(5 * CLOCK), code(5 * CLOCK), row))
+    assert (found.once_us, found.item_us) == (approx(1), approx(2 / 2 + 3))
+
+
+def test_loops_have_the_steps_of_the_support_functions() -> None:
+    steps = cost_parts.SEARCH_CHUNK, cost_parts.SUM_CHUNK, cost_parts.RACE_CHUNK
+    assert steps == (top_k.CHUNK, sampled_accept.STEP, race.BLOCK)
+    assert cost_parts.LIST_STEPS == VECTOR_LANES // distribution.TURNS
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_drawing_is_charged_its_loops(batch: int) -> None:
+    """The list of the largest logits, the sum of all, the order of the list; then each sequence
+    counts, races and emits. Loops of one iteration are none in machine code."""
+    plan = round_lowered(1, batch=batch, passes=SMALL_TILES, sampling=True).program
+    phase = phase_of(plan, AcceptPhase)
+    assert isinstance(phase, AcceptPhase)
+    assert phase.sampling is not None
+    columns = phase.logits.width
+    assert columns == 1024, "a race has one step"
+    sequences = [code(CLOCK)] * 3 if batch > 1 else []
+    search = code(CLOCK, code(CLOCK), code(CLOCK))
+    loops = (search, code(CLOCK), code(CLOCK), *sequences)
+    found = cost(plan, phase.id, code(CLOCK, *loops))
+    assert found.source is Source.MACHINE_CODE
+    expected = 1 + (1 + columns // 256 + phase.sampling.listed) + columns // 512 + 8
+    assert found.once_us == approx(expected + len(sequences) * batch)
+    other = cost(plan, phase.id, code(CLOCK, *loops, code(CLOCK)))
+    assert other.source is Source.TARGET, "other loops than those of the source"
 
 
 def test_top_k_passes_over_its_columns_once() -> None:

@@ -22,15 +22,17 @@ def round_lowered(
     passes: str = "",
     gathers: bool = False,
     sampling: bool = False,
+    masks: bool = False,
 ) -> Lowered:
     """Rounds of `batch` sequences, `rounds` of them in one launch.
 
-    With `sampling` they can draw tokens, with `gathers` projections are divided that pay only when
-    they are larger.
+    With `sampling` they can draw tokens, with `masks` they read masks of tokens, with `gathers`
+    projections are divided that pay only when they are larger.
     """
-    graph = golden_round(batch=batch, context=CONTEXT, sampling=sampling).graph
+    scheme = golden_round(batch=batch, context=CONTEXT, sampling=sampling)
+    graph = scheme.masked.graph if masks else scheme.graph
     options = filter(None, (passes, f"lower{{rounds={rounds}}}" if rounds > 1 else ""))
     with MonkeyPatch.context() as patch:
         if gathers:
-            patch.setattr("mkc.passes.gathering._is_cheaper", lambda *_: True)
+            patch.setattr("mkc.passes.gathering._cheapest", lambda _, keys, *rest: {*keys})
         return lower(graph, ranks, ",".join(options))

@@ -10,6 +10,7 @@ import pytest
 from mkc.cli.speculation import scheme_round
 from mkc.codegen_pallas.source import scratch
 from mkc.passes.pipeline import Lowered
+from mkc.schedule.lint.program import lint_program
 from mkc.schedule.program import RESTING
 from mkc.schedule.verify import verify_program
 from mkc.schedule.verify.arrays import arrays_of
@@ -25,6 +26,7 @@ from mkc.schedule.verify.compare import expected_events
 from mkc.schedule.verify.trace import reference_names
 from mkc.schedule.verify.trace import tracer_of
 from mkc.targets import load_target
+from tests.draft_goldens import golden_plain
 from tests.passes.lowering import TARGET
 from tests.passes.lowering import lower
 from tests.schedule.verify.round_programs import CONTEXT
@@ -71,6 +73,25 @@ def test_rounds_that_sample(ranks: int, batch: int) -> None:
     lowered = round_lowered(ranks, batch=batch, passes=SMALL_TILES, sampling=True)
     cases = cases_of(lowered.program)[:: 1 if batch == 1 else 3]
     compare(lowered, [ranks - 1], cases)
+    assert not verify_program(lowered.program, load_target(TARGET))
+
+
+@pytest.mark.parametrize("sampling", [True, False])
+def test_rounds_with_masks(sampling: bool) -> None:
+    """As they are served: masks are fetched with the round and waited for before acceptance."""
+    lowered = round_lowered(2, passes=SMALL_TILES, sampling=sampling, masks=True)
+    compare(lowered, [1], cases_of(lowered.program)[::6])
+    assert not verify_program(lowered.program, load_target(TARGET))
+    assert not [
+        one for one in lint_program(lowered.program, load_target(TARGET)) if one.code == "L106"
+    ]
+
+
+@pytest.mark.parametrize(("ranks", "batch"), [(1, 1), (2, 2)])
+def test_rounds_without_drafts(ranks: int, batch: int) -> None:
+    graph = golden_plain(batch=batch, context=CONTEXT).graph
+    lowered = lower(graph, ranks, f"{SMALL_TILES},lower{{rounds={ROUNDS}}}")
+    compare(lowered, [ranks - 1], launches_of(lowered.program))
     assert not verify_program(lowered.program, load_target(TARGET))
 
 

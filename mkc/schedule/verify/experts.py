@@ -1,0 +1,95 @@
+"""What mixtures of experts do with their matrices, as events; part of `protocol`.
+
+Which experts are chosen depends on data. As many as the rank may have to read at most are loaded
+here, the first ones; where no sequence is awake none are. Fewer leave out loads and their waits at
+the end of the list, both alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mkc.schedule.expert_phases import ExpertsPhase
+from mkc.schedule.expert_phases import RoutePhase
+from mkc.schedule.expert_store import ExpertPlan
+from mkc.schedule.expert_store import ExpertRing
+from mkc.schedule.verify.events import Place
+
+if TYPE_CHECKING:
+    from mkc.schedule.verify.protocol import Kernel
+
+
+@dataclass(kw_only=True)
+class ExpertCursor:
+    """Where a mixture stands: the layer to compute next."""
+
+    plan: ExpertPlan
+    ring: ExpertRing
+    layer: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """The experts of one rank on their way through the ring."""
+
+    kernel: Kernel
+
+    def route(self, phase: RoutePhase) -> None:
+        kernel, cursor = self.kernel, self.kernel.experts[phase.experts]
+        name = cursor.ring.name
+        kernel.load("route", phase.logits)
+        if phase.bias:
+            kernel.stream_read("route", kernel.streams[phase.page])
+        for suffix in ("places", "landing"):
+            kernel.write("route", Place(array=f"{name}_{suffix}"))
+        kernel.store("route", phase.ids)
+        kernel.store("route", phase.weights)
+        landing, chosen = Place(array=f"{name}_landing"), Place(array=f"{name}_chosen")
+        kernel.start("route", landing, chosen, (f"{name}_sem", (0,)))
+        kernel.wait("route", (f"{name}_sem", (0,)), kernel.size(landing))
+        for number in range(min(cursor.ring.slots, self.chosen(cursor))):
+            self.start("experts_start", cursor, number, number)
+
+    def chosen(self, cursor: ExpertCursor) -> int:
+        """Experts that this rank reads at most."""
+        kernel = self.kernel
+        awake = any(position >= 0 for position in kernel.positions)
+        return min(cursor.plan.local, cursor.ring.rows * cursor.ring.chosen) if awake else 0
+
+    def start(self, routine: str, cursor: ExpertCursor, number: int, slot: int) -> None:
+        plan, name = cursor.plan, cursor.ring.name
+        entry = cursor.layer * plan.local + number
+        for array, suffix in ((plan.gate_up_array, "gate_up"), (plan.down_array, "down")):
+            self.kernel.start(
+                routine,
+                Place(array=array, index=(entry,)),
+                Place(array=f"{name}_{suffix}", index=(slot,)),
+                (f"{name}_arrived", (slot,)),
+            )
+
+    def compute(self, phase: ExpertsPhase) -> None:
+        kernel, cursor = self.kernel, self.kernel.experts[phase.experts]
+        plan, ring = cursor.plan, cursor.ring
+        for view in (phase.x, phase.ids, phase.weights):
+            kernel.load("expert_mlp", view)
+        left = Place(array=f"{ring.name}_left")
+        if left.array in kernel.arrays:
+            kernel.write("expert_mlp", left)
+            kernel.read("expert_mlp", left)
+        kernel.read("expert_mlp", Place(array=f"{ring.name}_chosen"))
+        kernel.store("expert_mlp", phase.output)
+        arrays = ((plan.gate_up_array, "gate_up"), (plan.down_array, "down"))
+        for number in range(self.chosen(cursor)):
+            slot = number % ring.slots
+            places = [Place(array=f"{ring.name}_{suffix}", index=(slot,)) for _, suffix in arrays]
+            for place in places:
+                semaphore = (f"{ring.name}_arrived", (slot,))
+                kernel.wait("expert_mlp", semaphore, kernel.size(place))
+            entry = cursor.layer * plan.local + number
+            for (array, _), place in zip(arrays, places, strict=True):
+                kernel.read("expert_mlp", place, Place(array=array, index=(entry,)))
+            kernel.store_row("expert_mlp", phase.output)
+            if number + ring.slots < self.chosen(cursor):
+                self.start("expert_mlp", cursor, number + ring.slots, slot)
+        cursor.layer += 1
