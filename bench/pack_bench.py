@@ -43,6 +43,7 @@ from models.qwen38 import MODEL
 ROOT = Path(__file__).resolve().parents[1]
 FULL_CONFIG = ROOT / "models" / "configs" / "qwen38_27b.json"
 TARGET = "tpu7x:2x2x1"
+CONTEXT = 256
 SIZES = {"hidden_size": 2048, "intermediate_size": 6144, "vocab_size": 32768}
 PERIOD = 4  # layers of the family's pattern
 FILE_BYTES = 1_000_000_000
@@ -81,7 +82,7 @@ def config(layers: int) -> dict[str, Any]:
 
 
 def graph_of(layers: int) -> Graph:
-    return MODEL.trace(config(layers), batch=1, context=256)
+    return MODEL.trace(config(layers), batch=1, context=CONTEXT)
 
 
 def graph_bytes(graph: Graph) -> int:
@@ -164,7 +165,7 @@ def pack_in_process(source: Path, target: Path, ranks: int) -> Packed:
 def child(source: Path, target: Path, ranks: int) -> None:
     """Packs once and prints what it took."""
     checkpoint = Checkpoint.open(source)
-    graph = MODEL.trace(checkpoint.config, batch=1, context=256)
+    graph = MODEL.trace(checkpoint.config, batch=1, context=CONTEXT)
     lowered = lower_graph(graph, load_target(TARGET), tp=ranks)
     start, started = time.perf_counter(), time.process_time()
     result = pack(checkpoint, lowered, target)

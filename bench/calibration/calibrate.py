@@ -60,12 +60,35 @@ def mean_absolute_error(comparisons: list[Comparison]) -> float:
     return fmean(abs(one.error) for one in comparisons)
 
 
-def _percent(comparisons: list[Comparison]) -> str:
-    return f"{100 * mean_absolute_error(comparisons):.1f} %"
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Errors of several times in %: how many, their mean absolute error, and the worst."""
+
+    times: int
+    mean: float
+    worst: float
 
 
-def _largest(comparisons: list[Comparison]) -> str:
-    return f"{100 * max(abs(one.error) for one in comparisons):.1f} %"
+# Rows of the table: those of few times are taken together.
+ROWS = ("C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8 to C10", "all", "not fitted")
+TOGETHER = {"C8": "C8 to C10", "C9": "C8 to C10", "C10": "C8 to C10"}
+
+
+def series(comparisons: list[Comparison]) -> dict[str, Series]:
+    """The rows of the table in docs/simulation.md."""
+    rows: dict[str, list[float]] = {row: [] for row in ROWS}
+    for one in comparisons:
+        name = one.measurement.id.split()[0]
+        for row in (TOGETHER.get(name, name), "all", *(() if one.fitted else ("not fitted",))):
+            rows[row].append(100 * one.error)
+    return {
+        row: Series(
+            times=len(errors),
+            mean=round(fmean(map(abs, errors)), 1),
+            worst=round(max(errors, key=abs), 1),
+        )
+        for row, errors in rows.items()
+    }
 
 
 def main() -> None:
@@ -80,10 +103,10 @@ def main() -> None:
             f"| {name:44} | {us:9.2f} | {one.predicted_us:9.2f} | {one.floor_us:8.2f} "
             f"| {100 * one.error:+6.1f} | {'fit' if one.fitted else ''} |"
         )
-    tested = [one for one in found if not one.fitted]
-    print(f"\n{len(found)} measurements: mean absolute error {_percent(found)}", end=", ")
-    print(f"largest {_largest(found)}")
-    print(f"{len(tested)} of them not used for fitting: {_percent(tested)}\n")
+    print("\n| series | times | mean absolute error % | worst % |\n|---|---|---|---|")
+    for row, errors in series(found).items():
+        print(f"| {row} | {errors.times} | {errors.mean:.1f} | {errors.worst:+.1f} |")
+    print()
     print("Not compared:\n")
     for other in UNMATCHED:
         print(f"* {other.id} ({other.us} us): {other.reason}.")
