@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from contextlib import contextmanager
 from select import select
+from signal import SIG_DFL
+from signal import SIGINT
+from signal import signal
 from time import monotonic
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -77,6 +80,12 @@ def _state(process: int) -> str:
         return file.read().rpartition(")")[2].split()[0]
 
 
+def _begin_session(terminal: int) -> None:
+    """What a login does; a shell's background job, which these tests may be, ignores Ctrl-C."""
+    signal(SIGINT, SIG_DFL)
+    os.login_tty(terminal)
+
+
 @contextmanager
 def in_terminal(arguments: Sequence[str]) -> Iterator[Terminal]:
     """Runs Python with arguments, in a terminal of its own; ends it however the block ends."""
@@ -89,7 +98,7 @@ def in_terminal(arguments: Sequence[str]) -> Iterator[Terminal]:
         stderr=slave,
         env=environment,
         start_new_session=True,
-        preexec_fn=lambda: os.login_tty(slave),
+        preexec_fn=lambda: _begin_session(slave),
     )
     os.close(slave)
     try:
