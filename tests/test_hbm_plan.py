@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import cache
 from json import loads
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,7 +20,7 @@ from mkc.ir.token_masks import with_token_masks
 from mkc.passes.p10_shard import Shard
 from mkc.passes.pipeline import Lowered
 from mkc.report import rank_bytes
-from mkc.runtime.backends import open_kernel
+from mkc.runtime.backends.opening import prepare_kernel
 from mkc.schedule.decisions import DecisionLog
 from mkc.targets import load_target
 from models.qwen38 import MODEL
@@ -125,13 +124,19 @@ def test_a_model_that_does_not_fit_is_refused_with_the_parts() -> None:
 
 
 def test_the_plan_is_said_and_checked_before_anything_is_loaded() -> None:
-    """There is no checkpoint here that could be read."""
+    """What is prepared has no weights yet."""
     graph, target = golden_case("qwen38_lane").graph(batch=2), load_target("tpu7x:1x1x1")
     needed = sum(rank_bytes(lower_graph(with_token_masks(graph), target, tp=1).program))
     small = replace(target, hbm=replace(target.hbm, usable_bytes=needed))
-    nothing: Any = None
     said: list[str] = []
     with pytest.raises(HbmPlanError):
-        open_kernel("interpret", graph, nothing, target=small, tp=1, say=said.append)
+        prepare_kernel(
+            "interpret",
+            with_token_masks(graph),
+            target=small,
+            tp=1,
+            rounds_per_launch=1,
+            say=said.append,
+        )
     (line,) = said
     assert line.startswith("memory of each device of tpu7x:1x1x1: weight tape ")
