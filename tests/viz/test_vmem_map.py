@@ -58,7 +58,9 @@ def test_ring_slots_are_lanes() -> None:
     assert [one["lane"] for one in boxes("tape_ring")] == list(range(tape.slots))
     assert {one["bytes"] for one in boxes("tape_ring")} == {tape.slot_rows * 512}
     (cache,) = subject().folder.program.caches
-    assert len(boxes("cache_kv_ring")) == 2 * cache.slots
+    assert [one["lane"] for one in boxes("cache_kv_ring")] == list(range(cache.slots))
+    keys_and_values = 2 * cache.tile * cache.width * 2
+    assert {one["bytes"] for one in boxes("cache_kv_ring")} == {keys_and_values}
 
 
 def test_padding_is_what_hardware_tiles_add() -> None:
