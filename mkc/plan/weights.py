@@ -16,7 +16,7 @@ from mkc.schedule.program import phases_of
 PREDICTED = re.compile(r"predicted (\d+(?:\.\d+)?) us")
 
 
-# fields of phases that name a stream, a cache or a parameter
+# Fields of phases that name a stream, a cache or a parameter.
 NAMED = ("stream", "cache", "page", "param", "state", "kept_k", "kept_u", "kept_decay")
 
 
@@ -85,7 +85,10 @@ def _uses(folder: PlanFolder) -> dict[str, set[str]]:
     for phase in phases_of(folder.program.body):
         names = [getattr(phase, key, "") for key in NAMED]
         names += getattr(phase, "states", {}).values()
-        names += [one.param.partition("#")[0] for one in getattr(phase, "pieces", ())]
+        # a parameter of several regions is `name#region` in each; decisions use either name
+        params = [one.param for one in getattr(phase, "pieces", ())]
+        params += [name for node in getattr(phase, "nodes", ()) for name in node.operands]
+        names += [*params, *(one.partition("#")[0] for one in params)]
         names += getattr(phase, "params", ())
         for name in filter(None, names):
             uses.setdefault(name, set()).add(phase.id)

@@ -14,6 +14,7 @@ from mkc.driver import compile_graph
 from mkc.ir.graph import Graph
 from mkc.plan.folder import PlanFolder
 from tests.draft_goldens import golden_round
+from tests.passes.kimi import small_kimi
 from tests.passes.lowering import TARGET
 from tests.passes.lowering import dense_graph
 from tests.passes.lowering import full_size
@@ -22,13 +23,18 @@ from tests.passes.lowering import golden_graph
 
 @cache
 def compiled(name: str, *, ranks: int, batch: int = 1, rounds: int = 1) -> CompileResult:
-    """`27b`, `dense`, `round` of a scheme or a golden case, without ahead-of-time compilation."""
-    graphs = {"27b": full_size, "dense": dense_graph, "round": greedy_round}
+    """A graph below or a golden case, without ahead-of-time compilation."""
+    graphs = {"27b": full_size, "dense": dense_graph, "round": greedy_round, "kimi": kimi_graph}
     graph = graphs[name](batch=batch) if name in graphs else golden_graph(name, batch=batch)
     request = CompileRequest(
         graph=graph, target=TARGET, tp=ranks, rounds_per_launch=rounds, aot=False
     )
     return compile_graph(request)
+
+
+def kimi_graph(*, batch: int) -> Graph:
+    """Four layers of the golden model, in regions that share names of parameters."""
+    return small_kimi(layers=4, latent=(4,), dense=1, batch=batch)
 
 
 def greedy_round(*, batch: int) -> Graph:

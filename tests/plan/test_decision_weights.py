@@ -10,6 +10,7 @@ from mkc.plan.phases import phase_rows
 from mkc.plan.weights import Weighed
 from mkc.plan.weights import find_decisions
 from mkc.plan.weights import weigh
+from tests.plan.plans import compiled
 from tests.plan.plans import plan
 
 
@@ -51,6 +52,16 @@ def test_a_decision_about_no_phase_weighs_the_whole_step(folder: PlanFolder) -> 
 def test_a_decision_about_a_parameter_weighs_its_phase(folder: PlanFolder) -> None:
     assert one(folder, "self_attn.k_proj").phases == ("p17",)
     assert one(folder, "in_proj_a").phases == ("p04",)
+
+
+@pytest.mark.parametrize(("family", "ranks"), [("27b", 8), ("kimi", 2)])
+def test_a_decision_about_a_parameter_never_weighs_the_whole_step(family: str, ranks: int) -> None:
+    """A parameter that several regions have is `name#region` in a decision, or its name alone."""
+    params = compiled(family, ranks=ranks).graph.params
+    for found in weigh(plan(family, ranks=ranks)):
+        subject = found.decision.id.partition(".")[2].removeprefix("whole.").removeprefix("narrow.")
+        if subject.partition("#")[0] in params:
+            assert found.phases, found.decision.id
 
 
 def test_a_costed_alternative_gives_what_the_choice_saves(folder: PlanFolder) -> None:
