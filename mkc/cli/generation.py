@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import sys
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -27,6 +26,8 @@ import jax
 import typer
 
 from mkc.cli.doubts import doubts
+from mkc.cli.jax_settings import choose_threads
+from mkc.cli.jax_settings import prepare_jax
 from mkc.cli.kernel_choice import KernelChoice
 from mkc.cli.lookup import PACKAGE
 from mkc.cli.lookup import model_graph
@@ -66,12 +67,6 @@ DEFAULT_CONTEXT = 4096
 CONTEXT_MULTIPLE = 16  # rows of a cache tile in bf16
 ROUNDS_PER_LAUNCH = 8  # text appears in steps of so many tokens
 PREFIX_CACHE_BYTES = 1 << 30
-CACHE_FOLDER = Path("~/.cache/mkc/xla")
-CACHE_VARIABLE = "MKC_CACHE"  # another folder, or CACHE_OFF
-CACHE_OFF = "off"
-# bf16 results are rounded where the graph says so, not where XLA finds it cheaper.
-ROUNDING_FLAG = "xla_allow_excess_precision"
-DEVICES_FLAG = "xla_force_host_platform_device_count"
 
 
 class BackendChoice(StrEnum):
@@ -254,7 +249,10 @@ def open_session(choice: ModelChoice, *, quiet: bool, slots: int = 1) -> Session
       MkcError: something of it is missing or does not fit.
     """
     check_kernel_options(choice)
-    prepare_jax(choice)
+    prepare_jax(
+        devices=(choice.tp or 1) if choice.backend is BackendChoice.INTERPRET else None,
+        on_cpu=choice.backend is not BackendChoice.TPU,
+    )
     check_scheme(choice.spec, choice.draft, distributed=choice.launch is not None)
     if choice.launch is not None:
         distributed.join(choice.launch)
@@ -270,6 +268,8 @@ def open_session(choice: ModelChoice, *, quiet: bool, slots: int = 1) -> Session
     graph = model_graph(model, batch=slots, context=context, config_path=checkpoint.folder)
     tokenizer = load_tokenizer(checkpoint.folder)
     chat = load_chat(checkpoint.folder, tokenizer)
+    if choice.backend is BackendChoice.REFERENCE:
+        choose_threads(graph)
     if choice.launch is not None:
         distributed.agree("model", fingerprint(graph, choice))
     choice = replace(choice, quiet=quiet)
@@ -402,30 +402,6 @@ def lead_or_follow(backend: Backend) -> Backend:
     leading = distributed.LeadingBackend(backend, messages)
     atexit.register(leading.close)  # however this process ends, the others do not wait for it
     return leading
-
-
-def prepare_jax(choice: ModelChoice) -> None:
-    """Settings that JAX reads when it first runs something; the user's own ones win."""
-    flags = {ROUNDING_FLAG: "false"}
-    if choice.backend is BackendChoice.INTERPRET:
-        flags[DEVICES_FLAG] = str(choice.tp or 1)
-    given = os.environ.get("XLA_FLAGS", "")
-    added = [f"--{flag}={value}" for flag, value in flags.items() if flag not in given]
-    os.environ["XLA_FLAGS"] = " ".join([given, *added]).strip()
-    if choice.backend is not BackendChoice.TPU and "JAX_PLATFORMS" not in os.environ:
-        jax.config.update("jax_platforms", "cpu")
-    cache = cache_folder()
-    if cache is not None:
-        jax.config.update("jax_compilation_cache_dir", str(cache))
-        # The many small programs that place weights take most of the time to open a small model.
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-
-
-def cache_folder() -> Path | None:
-    """Where mkc has compiled programs kept; None where JAX was told, or nothing is to be kept."""
-    chosen = os.environ.get(CACHE_VARIABLE) or str(CACHE_FOLDER)
-    told = "JAX_COMPILATION_CACHE_DIR" in os.environ
-    return None if told or chosen == CACHE_OFF else Path(chosen).expanduser()
 
 
 def default_checkpoint() -> str:

@@ -28,10 +28,10 @@ from mkc.cli.generation import Session
 from mkc.cli.generation import StartTimeoutOption
 from mkc.cli.generation import TargetOption
 from mkc.cli.generation import TpOption
-from mkc.cli.generation import cache_folder
 from mkc.cli.generation import kernel_choice
 from mkc.cli.generation import launch_of
 from mkc.cli.generation import open_session
+from mkc.cli.jax_settings import cache_folder
 from mkc.cli.served_pictures import pictures_of
 from mkc.cli.speculation import DraftOption
 from mkc.cli.speculation import SpecOption

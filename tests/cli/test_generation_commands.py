@@ -195,14 +195,3 @@ def test_default_context(config: dict[str, object], context: int) -> None:
 def test_a_config_without_a_usable_context(limit: object) -> None:
     with pytest.raises(ConfigValueError, match="'max_position_embeddings' is .* positive integer"):
         generation.default_context({"max_position_embeddings": limit})
-
-
-def test_where_compiled_programs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert generation.cache_folder() is None, "these tests tell JAX another place"
-    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
-    monkeypatch.delenv("MKC_CACHE", raising=False)
-    assert generation.cache_folder() == Path.home() / ".cache" / "mkc" / "xla"
-    monkeypatch.setenv("MKC_CACHE", "~/elsewhere")
-    assert generation.cache_folder() == Path.home() / "elsewhere"
-    monkeypatch.setenv("MKC_CACHE", "off")
-    assert generation.cache_folder() is None
