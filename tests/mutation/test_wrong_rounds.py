@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +20,7 @@ import jax.numpy as jnp
 import pytest
 
 from tests.codegen_pallas.support_run import Mode
+from tests.kernel.rounds_harness import NO_STOPS
 from tests.kernel.rounds_harness import Launch
 from tests.kernel.rounds_harness import Outcome
 from tests.kernel.rounds_harness import Start
@@ -40,9 +42,14 @@ ROWS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Wrong:
-    """A mistake: a function in another one's place, or an edit of the kernel's text."""
+    """A mistake: a function in another one's place, or an edit of the kernel's text.
+
+    Attributes:
+      stops: it shows in a launch in which a sequence emits its stop id in the first round.
+    """
 
     story: str
+    stops: bool = False
     name: str = ""
     module: str = "mkc.codegen_pallas.support"
     instead: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
@@ -55,6 +62,10 @@ class Changed:
 
     scalars: Any
     change: Callable[[Any, Any], Any]
+
+    @property
+    def shape(self) -> Any:
+        return self.scalars.shape
 
     def __getitem__(self, index: Any) -> Any:
         return self.change(self.scalars, index)
@@ -87,6 +98,10 @@ def one_less(scalars: Any, index: Any) -> Any:
     return jnp.maximum(scalars[index] - 1, 0)
 
 
+def nothing(scalars: Any, index: Any) -> Any:
+    return 0 * scalars[index]
+
+
 def of_the_other(scalars: Any, index: Any) -> Any:
     return scalars[BATCH - 1 - index]
 
@@ -106,6 +121,30 @@ def later_rows(function: Callable[..., Any]) -> Callable[..., Any]:
     def wrong(kv: Any, layer: Any, sequence: Any, slot: Any, new: Any) -> Any:
         moved = new._replace(k=jnp.roll(new.k, 1, axis=0), v=jnp.roll(new.v, 1, axis=0))
         return function(kv, layer, sequence, slot, moved)
+
+    return wrong
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """A kernel's memory with other stop ids."""
+
+    memory: Any
+    stop_ids: Changed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.memory, name)
+
+
+def stop_of_the_round_before(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Whether a sequence ends is looked up before this round's tokens are there."""
+
+    def wrong(memory: Any, index: Any, **named: Any) -> Any:
+        def known(ids: Any, place: Any) -> Any:
+            return jnp.where(index == 0, NO_STOPS, ids[place])
+
+        early = Changed(scalars=memory.stop_ids, change=known)
+        return function(Memory(memory=memory, stop_ids=early), index, **named)
 
     return wrong
 
@@ -153,6 +192,17 @@ MISTAKES = {
         story="a convolution commits one row too many",
         name="kept_conv",
         instead=changed("kept", one_more),
+    ),
+    "commit_skipped": Wrong(
+        story="a convolution commits nothing of what was accepted, the recurrent state does",
+        name="kept_conv",
+        instead=changed("kept", nothing),
+    ),
+    "stop_read_early": Wrong(
+        story="a sequence ends with the round behind the one that emits its stop id",
+        stops=True,
+        name="end_block_round",
+        instead=stop_of_the_round_before,
     ),
     "commit_of_the_other": Wrong(
         story="a state commits as many rows as another sequence accepted",
@@ -208,13 +258,23 @@ def begin() -> Start:
 
 
 @cache
-def expected() -> Outcome:
-    return run_reference(begin(), Launch.of(BATCH, ROUNDS))
+def expected(*, stops: bool) -> Outcome:
+    return run_reference(begin(), launch(stops=stops))
 
 
-def played(edit: Callable[[str], str]) -> Outcome:
+def launch(*, stops: bool) -> Launch:
+    """Two rounds; with `stops` the first sequence emits its stop id in the first one."""
+    unlimited = Launch.of(BATCH, ROUNDS)
+    if not stops:
+        return unlimited
+    first = expected(stops=False).result
+    token = int(first.tokens[0, 0, first.counts[0, 0] - 1])
+    return replace(unlimited, stops=((token,), ()))
+
+
+def played(edit: Callable[[str], str], *, stops: bool) -> Outcome:
     session = session_of(ranks=1, batch=BATCH, rounds=ROUNDS, mode=Mode.GENERIC, edit=edit)
-    return run_kernel(session, begin(), Launch.of(BATCH, ROUNDS))
+    return run_kernel(session, begin(), launch(stops=stops))
 
 
 @pytest.mark.parametrize(
@@ -227,15 +287,18 @@ def test_the_kernel_differs_from_the_reference(name: str, monkeypatch: pytest.Mo
         module = import_module(wrong.module)
         function = getattr(module, wrong.name)
         monkeypatch.setattr(module, wrong.name, wrong.instead(function))
-    found = played(wrong.edit)
+    found = played(wrong.edit, stops=wrong.stops)
     with pytest.raises(AssertionError):
-        check(found, expected(), begin(), Launch.of(BATCH, ROUNDS))
+        check(found, expected(stops=wrong.stops), begin(), launch(stops=wrong.stops))
 
 
-def test_without_a_mistake_they_agree() -> None:
-    found = played(lambda text: text)
-    check(found, expected(), begin(), Launch.of(BATCH, ROUNDS))
+@pytest.mark.parametrize("stops", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_without_a_mistake_they_agree(stops: bool) -> None:
+    found = played(lambda text: text, stops=stops)
+    check(found, expected(stops=stops), begin(), launch(stops=stops))
+    following = found.result.carried["positions"].reshape(BATCH, ROWS)[:, 0]
     assert found.result.counts[0].tolist() == [one + 1 for one in WRONG]
+    assert (following < 0).tolist() == [stops, False]
 
 
 def table() -> str:
