@@ -16,8 +16,6 @@ from mkc.errors import MkcError
 from mkc.errors import PlanDamagedError
 from mkc.ir.graph import Graph
 from mkc.ir.text import parse
-from mkc.passes.p40_collectives import ONE_SHOT
-from mkc.passes.p40_collectives import TWO_PHASE
 from mkc.passes.pipeline import Lowered
 from mkc.plan.folder import PlanFolder
 from mkc.schedule.decisions import Decision
@@ -159,8 +157,8 @@ def _passes(decision: Decision, program: Program) -> Iterator[str]:
     if pass_name == "fuse":
         yield "fuse{narrow_columns=0}"
     if pass_name == "collectives":
-        other = TWO_PHASE if decision.chosen.startswith(ONE_SHOT) else ONE_SHOT
-        yield f"collectives{{algorithm={other}}}"
+        for other in decision.rejected:
+            yield f"collectives{{algorithm={other}}}"
 
 
 def _residency(decision: Decision, subject: str, program: Program) -> Iterator[str]:

@@ -8,6 +8,7 @@ from mkc.codegen_pallas.emit import Operands
 from mkc.ir.facets import EMIT
 from mkc.ir.ops_mixing import MixBlocks
 from mkc.ir.ops_mixing import ScaleHeads
+from mkc.passes.rank_ops import JoinParts
 from mkc.passes.rank_ops import ShardedScaleHeads
 
 
@@ -24,6 +25,13 @@ def mix_blocks(op: MixBlocks, operands: Operands, context: EmitContext) -> tuple
 def scale_heads(op: ScaleHeads, operands: Operands, context: EmitContext) -> tuple[Emitted, ...]:
     """All factors are of this rank's heads."""
     return _scaled(operands, "0")
+
+
+@EMIT.register(JoinParts)
+def join_parts(op: JoinParts, operands: Operands, context: EmitContext) -> tuple[Emitted, ...]:
+    """Whole registers side by side."""
+    parts = ", ".join(one.code for one in operands)
+    return (Emitted(code=f"support.join([{parts}])", exact=True),)
 
 
 @EMIT.register(ShardedScaleHeads)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
+from mkc.schedule.messages import exchange_us
 from mkc.schedule.program import TAPE_LANES
 from mkc.schedule.program import AllReducePhase
 from mkc.schedule.program import AttentionPhase
@@ -101,8 +102,7 @@ def _matmul(program: Program, phase: MatmulPhase, target: Target) -> list[str]:
 
 def _all_reduce(program: Program, phase: AllReducePhase, target: Target) -> list[str]:
     plan = next(one for one in program.exchanges if one.name == phase.exchange)
-    egress = exchange_egress(plan.kind, plan.rows, plan.columns, program.ranks)
-    predicted = sum(target.exchange_us(one) for one in egress)
+    predicted = exchange_us(plan, program.ranks, target)
     return [
         f"{phase.algorithm} over {program.ranks} ranks, [{plan.rows}, {plan.columns}].",
         f"Predicted: {predicted:.2f} us.",
@@ -114,8 +114,7 @@ def _all_reduce(program: Program, phase: AllReducePhase, target: Target) -> list
 def _exchange(program: Program, exchange: str, target: Target) -> list[str]:
     """Of an exchange with one message to each peer."""
     plan = next(one for one in program.exchanges if one.name == exchange)
-    egress = exchange_egress(plan.kind, plan.rows, plan.columns, program.ranks)
-    predicted = sum(target.exchange_us(one) for one in egress)
+    predicted = exchange_us(plan, program.ranks, target)
     return [
         f"{plan.kind} over {program.ranks} ranks, [{plan.rows}, {plan.columns}].",
         f"Predicted: {predicted:.2f} us.",
@@ -140,15 +139,6 @@ def _rows_attention(program: Program, phase: RowsAttentionPhase) -> list[str]:
         f"{phase.heads} query and {phase.kv_heads} key heads of {phase.head_dim}; tiles of "
         f"{cache.tile} positions, {cache.slots} slots{seen}."
     ]
-
-
-def exchange_egress(kind: str, rows: int, columns: int, ranks: int) -> tuple[int, ...]:
-    """Bytes that one rank sends to all peers, per phase of the algorithm."""
-    if kind == "two_phase":
-        share = rows * (columns // ranks)
-        return ((ranks - 1) * share * 4, (ranks - 1) * share * 2)
-    size = 2 if kind == "gather" else 4
-    return ((ranks - 1) * rows * columns * size,)
 
 
 def _vector(phase: VectorPhase) -> list[str]:

@@ -260,6 +260,18 @@ class PhaseWriter:
             ]
             total = "support.round_bf16(total)" if phase.rounds else "total"
             value = f"jnp.broadcast_to({total}, (ROWS, {phase.output.width}))"
+        elif phase.algorithm == "two_level":
+            buffers = ("send", "scattered", "summed", "across", "total", "gathered", "sems")
+            lines = [
+                "total = support.all_reduce_two_level(",
+                f"    m.{phase.partial.buffer}[0:{plan.rows}, {lanes}],",
+                *(f"    {one}=m.{name}_{one}," for one in buffers),
+                "    ranks=RANKS,",
+                f"    group={plan.group},",
+                ")",
+            ]
+            total = "support.round_bf16(total)" if phase.rounds and not plan.rounds else "total"
+            value = f"jnp.broadcast_to({total}, (ROWS, {phase.output.width}))"
         else:
             behind = phase.partial.start + phase.partial.width
             end = phase.partial.start + plan.columns

@@ -423,7 +423,7 @@ def scratch(program: Program) -> list[tuple[str, str, tuple[int, ...]]]:
     for exchange in program.exchanges:
         for suffix, shape, dtype in exchange_buffers(exchange, program.ranks):
             found.append((f"{exchange.name}_{suffix}", dtype.value, shape))
-        found.append((f"{exchange.name}_sems", "dma", (4,)))
+        found.append((f"{exchange.name}_sems", "dma", (exchange.semaphores,)))
     regions = {one.region: one for one in program.buffers}
     for name in sorted(regions, key=lambda region: int(region.rsplit("_", 1)[1])):
         one = regions[name]

@@ -81,7 +81,7 @@ def _cheapest(
             return total
         share = sum(weights[key][0] // ranks for key in chosen)
         widest = max(dtypes[key].bytes for key in chosen)
-        return total + target.exchange_us((ranks - 1) * graph.rows_per_sequence * share * widest)
+        return total + target.exchange_us(graph.rows_per_sequence * share * widest, ranks - 1)
 
     keys = tuple(weights)
     choices = [one for count in range(len(keys) + 1) for one in combinations(keys, count)]

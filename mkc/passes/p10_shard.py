@@ -35,6 +35,7 @@ from mkc.ir.types import TensorType
 from mkc.passes.expert_layout import choose_expert_groups
 from mkc.passes.gathering import choose_gathered
 from mkc.passes.gathering import join_gathers
+from mkc.passes.joined_sums import join_sums
 from mkc.passes.p05_untie import Untie
 from mkc.passes.rank_ops import AllGather
 from mkc.passes.sharding import REPLICATED
@@ -120,6 +121,7 @@ class Shard:
                 graph, self.ranks, advise=True, groups=groups, gathered=gathered
             )
             body = join_gathers(body)
+        body = join_sums(body, log)
         params = {
             key: replace(param, type=walk.params.get(key, REPLICATED).local(param.type))
             for key, param in graph.params.items()
@@ -148,7 +150,11 @@ class Shard:
             because="one decode step reads every weight once, so the weights are divided evenly",
             rejected={"a copy of the model on every rank": "every rank would read all weights"},
         )
-        exchange = f"predicted {target.exchange_us(0):.2f} us at least, for " if target else ""
+        exchange = (
+            f"predicted {target.exchange_us(0, self.ranks - 1):.2f} us at least, for "
+            if target
+            else ""
+        )
         for key in sorted(walk.whole - walk.gathered):
             log.choose(
                 f"shard.whole.{key}",

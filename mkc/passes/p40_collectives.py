@@ -1,8 +1,9 @@
 """Pass 40: chooses how every all-reduce is done and which receive buffers it uses.
 
-Two algorithms, both summing in rank order so that all ranks hold the same bits. One shot: every
-rank sends its f32 partial to all peers. Two phases: every rank sends each peer its share of the
-columns, sums its own share, and sends the rounded result to all peers.
+All algorithms sum in the order of ranks, so that all ranks hold the same bits. One shot: every rank
+sends its f32 partial to all peers. Two phases: every rank sends each peer its share of the columns,
+sums its own share, and sends the rounded result to all peers. Two levels: the same among the
+devices of a host, with a sum over the hosts in between.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from mkc.passes.steps import StepGraph
 from mkc.passes.steps import StepKind
 from mkc.passes.steps import StepLoop
 from mkc.schedule.decisions import DecisionLog
+from mkc.schedule.messages import exchange_us
 from mkc.schedule.program import VECTOR_LANES
 from mkc.schedule.program import ExchangePlan
 from mkc.schedule.program import scattered_columns
@@ -32,6 +34,7 @@ from mkc.targets import Target
 
 ONE_SHOT = "one_shot"
 TWO_PHASE = "two_phase"
+TWO_LEVEL = "two_level"
 ARGMAX = "argmax"
 TOP_K = "top_k"
 GATHER = "gather"
@@ -82,11 +85,13 @@ class ChooseCollectives:
     """Chooses the algorithm of every exchange.
 
     Attributes:
-      algorithm: `auto`, `one_shot` or `two_phase`.
+      algorithm: `auto`, `one_shot`, `two_phase` or `two_level`.
+      group: ranks of the inner level, 0 for those of a host.
     """
 
     name: ClassVar[str] = "collectives"
     algorithm: str = "auto"
+    group: int = 0
 
     def apply(
         self, graph: StepGraph, padded_rows: int, rounds: int, target: Target, log: DecisionLog
@@ -137,9 +142,11 @@ class ChooseCollectives:
                 algorithm = self._algorithm(graph, step, repeats, padded_rows, target, log)
                 columns = graph.widths[step.nodes[0].results[0].name]
             columns = -(-columns // VECTOR_LANES) * VECTOR_LANES  # messages are whole registers
-            if algorithm == TWO_PHASE:
-                columns = scattered_columns(columns, graph.sharded.ranks)
-            rows = 1 if algorithm == ONE_SHOT and graph.sharded.graph.rows == 1 else padded_rows
+            group = self._group(graph, target) if algorithm == TWO_LEVEL else 0
+            if algorithm in (TWO_PHASE, TWO_LEVEL):
+                columns = scattered_columns(columns, group or graph.sharded.ranks)
+            one_row = algorithm in (ONE_SHOT, TWO_LEVEL) and graph.sharded.graph.rows == 1
+            rows = 1 if one_row else padded_rows
             name, safe_because = f"exchange_two_phase_{columns}", SAFE_TWO_PHASE
             meets = repeats and algorithm != TWO_PHASE
             if meets:
@@ -151,9 +158,40 @@ class ChooseCollectives:
                 safe_because = SAFE_ALTERNATING
             chosen[step.id] = Collective(algorithm=algorithm, exchange=name, meets=meets)
             plans[name] = ExchangePlan(
-                name=name, kind=algorithm, rows=rows, columns=columns, safe_because=safe_because
+                name=name,
+                kind=algorithm,
+                rows=rows,
+                columns=columns,
+                safe_because=safe_because,
+                group=group,
+                rounds=bool(group) and rows > 1 and rounds_to_bf16(step),
             )
         return Collectives(steps=chosen, exchanges=tuple(plans[name] for name in sorted(plans)))
+
+    def _group(self, graph: StepGraph, target: Target) -> int:
+        """Ranks of the inner level; 0 when there is one level."""
+        group, ranks = self.group or target.links.devices_per_host, graph.sharded.ranks
+        return group if 1 < group < ranks and ranks % group == 0 else 0
+
+    def _plans(self, graph: StepGraph, step: Step, padded_rows: int, group: int) -> _Plans:
+        """What each algorithm would exchange, or why it is not possible."""
+        ranks = graph.sharded.ranks
+        columns = graph.widths[step.nodes[0].results[0].name]
+        rows = 1 if graph.sharded.graph.rows == 1 else padded_rows
+        rounds = rounds_to_bf16(step)
+        found: _Plans = {ONE_SHOT: _plan(ONE_SHOT, rows, columns)}
+        whole = scattered_columns(columns, ranks)
+        if not rounds:
+            found[TWO_PHASE] = "the sum is not rounded to bf16"
+        elif whole > LARGEST_PADDING * columns:
+            found[TWO_PHASE] = "columns do not divide into lane tiles of bf16"
+        else:
+            found[TWO_PHASE] = _plan(TWO_PHASE, padded_rows, whole)
+        if group:
+            shared = scattered_columns(columns, group)
+            plan = _plan(TWO_LEVEL, rows, shared)
+            found[TWO_LEVEL] = replace(plan, group=group, rounds=rounds and rows > 1)
+        return found
 
     def _algorithm(
         self,
@@ -164,45 +202,49 @@ class ChooseCollectives:
         target: Target,
         log: DecisionLog,
     ) -> str:
-        """The cheaper algorithm; `repeats` when the next exchange is this one again."""
+        """The cheapest algorithm; `repeats` when the next exchange is this one again."""
         ranks = graph.sharded.ranks
-        columns = graph.widths[step.nodes[0].results[0].name]
-        rows = 1 if graph.sharded.graph.rows == 1 else padded_rows
-        whole = scattered_columns(columns, ranks)
-        share = whole // ranks
-        divides = whole <= LARGEST_PADDING * columns
-        one_us = target.exchange_us((ranks - 1) * rows * columns * 4)
-        two_us = target.exchange_us((ranks - 1) * padded_rows * share * 4) + target.exchange_us(
-            (ranks - 1) * padded_rows * share * 2
-        )
-        rounds = step.nodes[0].results[0].type.dtype is DType.BF16
-        possible = divides and rounds
-        costs = {ONE_SHOT: one_us, TWO_PHASE: two_us}
-        best, reason = ONE_SHOT, ""
-        if possible:
-            best, reason = self._wanted(costs, repeats)
-        other = TWO_PHASE if best == ONE_SHOT else ONE_SHOT
+        plans = self._plans(graph, step, padded_rows, self._group(graph, target))
+        costs = {
+            name: exchange_us(plan, ranks, target)
+            for name, plan in plans.items()
+            if isinstance(plan, ExchangePlan)
+        }
+        best, reason = self._wanted(costs, repeats)
+        one_shot = plans[ONE_SHOT]
+        assert isinstance(one_shot, ExchangePlan)
         log.choose(
             f"collectives.{step.id}",
             passed=self.name,
             chosen=f"{best}, predicted {costs[best]:.2f} us",
-            because=f"[{rows}, {columns}] over {ranks} ranks{reason}",
+            because=f"[{one_shot.rows}, {one_shot.columns}] over {ranks} ranks{reason}",
             rejected={
-                other: f"predicted {costs[other]:.2f} us"
-                if possible
-                else "columns do not divide into lane tiles of bf16"
+                name: f"predicted {costs[name]:.2f} us" if name in costs else str(plan)
+                for name, plan in plans.items()
+                if name != best
             },
         )
         return best
 
     def _wanted(self, costs: dict[str, float], repeats: bool) -> tuple[str, str]:
-        """The algorithm where both are possible, and why when it is not for its cost."""
-        asked = self.algorithm != "auto"
+        """The algorithm to use of those that are possible, and why when not for its cost."""
+        asked = self.algorithm in costs
         best = self.algorithm if asked else min(costs, key=lambda name: costs[name])
-        if best == ONE_SHOT and repeats:
+        if best != TWO_PHASE and repeats and TWO_PHASE in costs:
             reason = "would reuse its receive buffer: the next exchange is this one again"
-            return TWO_PHASE, f"; {ONE_SHOT} {reason}"
+            return TWO_PHASE, f"; {best} {reason}"
         return best, f"; {best} was asked for" if asked else ""
+
+
+type _Plans = dict[str, ExchangePlan | str]
+
+
+def _plan(kind: str, rows: int, columns: int) -> ExchangePlan:
+    return ExchangePlan(name="", kind=kind, rows=rows, columns=columns, safe_because="")
+
+
+def rounds_to_bf16(step: Step) -> bool:
+    return step.nodes[0].results[0].type.dtype is DType.BF16
 
 
 def _exchange_sites(graph: StepGraph) -> list[Step]:

@@ -24,6 +24,7 @@ from mkc.passes.p30_tile import Tiles
 from mkc.passes.p40_collectives import GATHER
 from mkc.passes.p40_collectives import GATHER_F32
 from mkc.passes.p40_collectives import ONE_SHOT
+from mkc.passes.p40_collectives import TWO_LEVEL
 from mkc.passes.p40_collectives import TWO_PHASE
 from mkc.passes.p40_collectives import Collectives
 from mkc.passes.sampled import samples_of
@@ -399,6 +400,17 @@ def exchange_buffers(plan: ExchangePlan, ranks: int) -> list[tuple[str, tuple[in
             ("scattered", (ranks, plan.rows, share), DType.F32),
             ("send", (plan.rows, share), DType.BF16),
             ("gathered", (ranks, plan.rows, share), DType.BF16),
+        ]
+    if plan.kind == TWO_LEVEL:
+        part = (plan.rows, plan.columns // plan.group)
+        result = DType.BF16 if plan.rounds else DType.F32
+        return [
+            ("send", (plan.rows, plan.columns), DType.F32),
+            ("scattered", (plan.group, *part), DType.F32),
+            ("summed", part, DType.F32),
+            ("across", (ranks // plan.group, *part), DType.F32),
+            ("total", part, result),
+            ("gathered", (plan.group, *part), result),
         ]
     dtype = {GATHER: DType.BF16, GATHER_F32: DType.F32}.get(plan.kind, DType.I32)
     return [

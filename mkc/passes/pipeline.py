@@ -23,6 +23,7 @@ from mkc.passes.p20_fuse import Fuse
 from mkc.passes.p30_tile import Tile
 from mkc.passes.p30_tile import Tiles
 from mkc.passes.p40_collectives import ONE_SHOT
+from mkc.passes.p40_collectives import TWO_LEVEL
 from mkc.passes.p40_collectives import TWO_PHASE
 from mkc.passes.p40_collectives import ChooseCollectives
 from mkc.passes.p50_residency import Place
@@ -37,7 +38,7 @@ from mkc.schedule.program import Program
 from mkc.targets import Target
 
 ROW_TILE = 8  # f32 rows of a memory tile: activation buffers have a multiple of it
-ALGORITHMS = ("auto", ONE_SHOT, TWO_PHASE)  # of exchanges
+ALGORITHMS = ("auto", ONE_SHOT, TWO_PHASE, TWO_LEVEL)  # of exchanges
 UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20}
 PASS = re.compile(r"\s*([a-z]+)(?:\{([^{}]*)\})?\s*(?:,|$)")
 

@@ -34,6 +34,13 @@ class AllGather(Op):
 
 
 @dataclass(frozen=True, kw_only=True)
+class JoinParts(Op):
+    """x [rows, n], y [rows, m] -> [rows, n + m], one part of the columns for each."""
+
+    mnemonic: ClassVar[str] = "join_parts"
+
+
+@dataclass(frozen=True, kw_only=True)
 class ShardedTopK(TopK):
     """`TopK` of a row whose elements are divided over the ranks; every rank has the result."""
 
@@ -90,6 +97,7 @@ class PackedLatentAttention(LatentAttention):
 
 RANK_OPS: tuple[type[Op], ...] = (
     AllGather,
+    JoinParts,
     PackedLatentAttention,
     ShardedAccept,
     ShardedExpertMlp,
@@ -107,6 +115,13 @@ def _all_gather(op: AllGather, operands: Types, states: Types) -> Types:
         parts = tuple(replace(one, count=one.count * op.ranks) for one in columns.parts)
         found.append(replace(x, axes=(rows, replace(columns, parts=parts))))
     return tuple(found)
+
+
+@INFER.register(JoinParts)
+def _join_parts(op: JoinParts, operands: Types, states: Types) -> Types:
+    first = operands[0]
+    parts = tuple(part for x in operands for part in x.axes[1].parts)
+    return (replace(first, axes=(first.axes[0], replace(first.axes[1], parts=parts))),)
 
 
 @INFER.register(ShardedTopK)

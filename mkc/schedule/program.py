@@ -368,7 +368,7 @@ class AllReducePhase(Phase):
     """Sums partial results over the ranks in rank order; every rank gets the same bits.
 
     Attributes:
-      algorithm: `one_shot` or `two_phase`.
+      algorithm: `one_shot`, `two_phase` or `two_level`.
       exchange: name of the receive buffers (see `ExchangePlan`).
       meets: all ranks wait for each other afterwards: the next exchange uses the same buffers.
       rounds: the sum is rounded to bf16.
@@ -427,8 +427,11 @@ class ExchangePlan:
     """Buffers and semaphores of one exchange site group.
 
     Attributes:
-      kind: `one_shot`, `two_phase`, `argmax`, `top_k`, `gather` of bf16 or `gather_f32`.
+      kind: `one_shot`, `two_phase`, `two_level`, `argmax`, `top_k`, `gather` of bf16 or
+        `gather_f32`.
       rows, columns: shape of the exchanged array.
+      group: of two levels, how many adjoining ranks are the inner one; else 0.
+      rounds: of two levels, results travel as bf16.
       safe_because: why a receive buffer is free when the next message arrives.
     """
 
@@ -437,6 +440,13 @@ class ExchangePlan:
     rows: int
     columns: int
     safe_because: str
+    group: int = 0
+    rounds: bool = False
+
+    @property
+    def semaphores(self) -> int:
+        """Two for each phase: what was sent, what has arrived."""
+        return 6 if self.group else 4
 
 
 @dataclass(frozen=True, kw_only=True)

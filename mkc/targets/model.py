@@ -169,12 +169,15 @@ class Exchange:
 
     Attributes:
       latency_us: time of an exchange of few bytes, the sum of what arrives included.
+      messages: of one device, in the exchanges that the latency was fitted to; each further one
+        costs `links.issue_us`.
       egress_bytes_per_us: rate of the bytes that one device sends to all peers together.
       barrier_us: time of a barrier over all devices.
       drain_us: wait for the matrix units before a send that depends on a matmul.
     """
 
     latency_us: float
+    messages: int
     egress_bytes_per_us: int
     barrier_us: float
     drain_us: float
@@ -290,9 +293,11 @@ class Target:
         )
         return min(float(self.hbm.sustained_bytes_per_us), law)
 
-    def exchange_us(self, egress_bytes: int) -> float:
-        """Time of an exchange in which each device sends `egress_bytes` to all peers together."""
-        return self.exchange.latency_us + egress_bytes / self.exchange.egress_bytes_per_us
+    def exchange_us(self, message_bytes: int, peers: int) -> float:
+        """Time of an exchange in which each device sends a message to each of so many peers."""
+        further = max(0, peers - self.exchange.messages)
+        egress_us = peers * message_bytes / self.exchange.egress_bytes_per_us
+        return self.exchange.latency_us + further * self.links.issue_us + egress_us
 
 
 def _round_up(value: int, multiple: int) -> int:

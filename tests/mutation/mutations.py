@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.mutation import level_mutations
 from tests.mutation import memory_mutations
 from tests.mutation import rank_mutations
 from tests.mutation import round_mutations
@@ -11,6 +12,13 @@ from tests.mutation.registry import MUTATIONS
 from tests.mutation.registry import Mutation
 
 # Importing a module adds its mutants to the list.
-MODULES = (memory_mutations, rank_mutations, round_mutations, sampling_mutations, shape_mutations)
+MODULES = (
+    memory_mutations,
+    rank_mutations,
+    level_mutations,
+    round_mutations,
+    sampling_mutations,
+    shape_mutations,
+)
 
 __all__ = ["MODULES", "MUTATIONS", "Mutation"]

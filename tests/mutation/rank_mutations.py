@@ -52,7 +52,9 @@ def barrier_of_fewer(program: Program) -> Mutant:
     return everywhere(program, replacing(is_event(Meet), fewer))
 
 
-@mutation("one receive buffer serves consecutive exchanges", "V602", "two", "eight", "dense")
+@mutation(
+    "one receive buffer serves consecutive exchanges", "V602", "two", "eight", "dense", "levels"
+)
 def receive_buffer_without_parity(program: Program) -> Mutant:
     """A fast rank's next message overwrites one that has not been summed."""
     sums = [one for one in program.phases() if isinstance(one, AllReducePhase)]
@@ -146,7 +148,7 @@ def places_mistaken(program: Program) -> Mutant:
     return everywhere(program, replacing(is_event(Send), mistaken))
 
 
-@mutation("a sum is taken before the messages have arrived", "V606", "two", "shares")
+@mutation("a sum is taken before the messages have arrived", "V606", "two", "shares", "levels")
 def receive_wait_dropped(program: Program) -> Mutant:
     return everywhere(program, dropping(is_event(Receive)))
 
@@ -156,7 +158,7 @@ def sent_wait_dropped(program: Program) -> Mutant:
     return everywhere(program, dropping(is_event(Wait, "wait_send")))
 
 
-@mutation("a wait for a message is for half of its bytes", "V604", "two", "shares")
+@mutation("a wait for a message is for half of its bytes", "V604", "two", "shares", "levels")
 def half_a_message_waited(program: Program) -> Mutant:
     def half(event: Event) -> Iterable[Event]:
         assert isinstance(event, Receive)

@@ -17,7 +17,8 @@ SMALL_TILES = "residency{cache_tile=16}"
 
 @cache
 def subject(name: str) -> Program:
-    """`one`, `two` and `eight` ranks; `rounds` in one launch; `shares` of two-phase sums; rounds of
+    """`one`, `two` and `eight` ranks; `rounds` in one launch; `shares` of two-phase sums, two
+    `levels` of sums; rounds of
     a scheme: `draft` of one sequence, `drafts` of two on two ranks, several in a launch; `gathers`
     of columns; `draw` and `draws` of rounds that sample."""
     match name:
@@ -31,6 +32,8 @@ def subject(name: str) -> Program:
             return lower(dense_graph(batch=2), 2).program
         case "shares":
             return lower(dense_graph(), 2, "collectives{algorithm=two_phase}").program
+        case "levels":
+            return lower(dense_graph(), 8, "collectives{algorithm=two_level,group=4}").program
         case "rounds":
             return lower(golden_graph("qwen38_mini"), 2, f"lower{{rounds={ROUNDS}}}").program
         case "meets":

@@ -116,7 +116,14 @@ def test_a_ring_streams_at_full_rate_when_enough_is_in_flight() -> None:
 
 def test_the_exchange_law_gives_the_published_time_of_one_row() -> None:
     # one f32 row of 5120 sent to seven peers: 4.15 us published, the sum included
-    assert load_target("tpu7x").exchange_us(7 * 5120 * 4) == pytest.approx(4.15, rel=0.01)
+    assert load_target("tpu7x").exchange_us(5120 * 4, 7) == pytest.approx(4.15, rel=0.01)
+
+
+def test_messages_beyond_those_that_were_fitted_cost_their_issue() -> None:
+    target = load_target("tpu7x")
+    further = target.exchange_us(512, 31) - target.exchange_us(512, 7)
+    egress_us = 24 * 512 / target.exchange.egress_bytes_per_us
+    assert further == pytest.approx(24 * target.links.issue_us + egress_us)
 
 
 LIST_DEVICES = """

@@ -49,6 +49,7 @@ from mkc.codegen_pallas.support.launch import Operand
 from mkc.codegen_pallas.support.launch import abstract_arguments
 from mkc.codegen_pallas.support.launch import build
 from mkc.codegen_pallas.support.launch import operand_format
+from mkc.codegen_pallas.support.levels import all_reduce_two_level
 from mkc.codegen_pallas.support.markov import cut_drafts
 from mkc.codegen_pallas.support.markov import markov_walk
 from mkc.codegen_pallas.support.masks import fetch_masks
@@ -167,6 +168,7 @@ __all__ = [
     "TapeCursor",
     "View",
     "all_reduce_one_shot",
+    "all_reduce_two_level",
     "all_reduce_two_phase",
     "attention",
     "begin_rounds",

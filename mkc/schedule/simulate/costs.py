@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import ceil
 
+from mkc.schedule.messages import summed_elements
 from mkc.schedule.mixing_phases import ClearBlocksPhase
 from mkc.schedule.mixing_phases import StoreBlockPhase
 from mkc.schedule.program import TAPE_LANES
@@ -175,7 +176,7 @@ def _estimated(program: Program, phase: Phase, target: Target) -> PhaseCost:
             item_us = chain_us
         case AllReducePhase():
             plan = exchange_plan(program, phase.exchange)
-            once_us = elements_us(program.ranks * plan.rows * plan.columns, target)
+            once_us = elements_us(summed_elements(plan, program.ranks), target)
         case ArgmaxPhase():
             passes = 2 + (MASK_PASSES if phase.masks else 0)
             once_us = chain_us + registers_us(program, passes * phase.logits.width, target)

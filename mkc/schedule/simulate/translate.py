@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from dataclasses import field
 from math import prod
 
+from mkc.schedule.messages import Messages
+from mkc.schedule.messages import messages
 from mkc.schedule.program import ROUNDS
 from mkc.schedule.program import TAPE_LANES
 from mkc.schedule.program import AllReducePhase
@@ -20,7 +22,6 @@ from mkc.schedule.program import AttentionPhase
 from mkc.schedule.program import CacheStream
 from mkc.schedule.program import DeltaRulePhase
 from mkc.schedule.program import EmbedPhase
-from mkc.schedule.program import ExchangePlan
 from mkc.schedule.program import Guard
 from mkc.schedule.program import Loop
 from mkc.schedule.program import MatmulPhase
@@ -55,7 +56,6 @@ from mkc.schedule.simulate.translate_rounds import round_span
 ROW_BYTES = TAPE_LANES * 2
 F32_BYTES = 4
 SIGNAL_BYTES = 4
-TWO_PHASE, GATHER = "two_phase", "gather"
 PROLOGUE, EPILOGUE = "prologue", "epilogue"
 
 type Exchanging = AllReducePhase | ArgmaxPhase | AcceptPhase | TopKPhase | AllGatherPhase
@@ -398,10 +398,11 @@ class Translator:
     def _peers(self) -> list[int]:
         """As the kernel visits them, the farthest rank number first."""
         ranks = self.program.ranks
-        distances = range(ranks - 1, 0, -1)
-        if _symmetric(ranks):
-            return [self.rank ^ distance for distance in distances]
-        return [(self.rank + distance) % ranks for distance in distances]
+        return Messages(members=ranks, stride=1, bytes=SIGNAL_BYTES).others(self.rank)
+
+    def _messages(self, exchange: str) -> tuple[Messages, ...]:
+        ranks = self.program.ranks
+        return messages(exchange_plan(self.program, exchange), ranks) if ranks > 1 else ()
 
     def _meet(self, mark: Mark) -> Iterator[Instruction]:
         peers = self._peers()
@@ -423,31 +424,21 @@ class Translator:
                 size = self._operand_bytes(masks)
                 yield Wait(mark=mark, bytes=size, semaphore=masks, stall=Stall.COPY)
         yield self.work(phase, before_us)
-        sizes = message_bytes(exchange_plan(self.program, name), self.program.ranks) if name else ()
+        parts = self._messages(name) if name else ()
         if isinstance(phase, AcceptPhase) and phase.sampling and phase.sampling.race:
-            race = exchange_plan(self.program, phase.sampling.race)
-            sizes = (*sizes, *message_bytes(race, self.program.ranks))
-        peers = self._peers()
+            parts = (*parts, *self._messages(phase.sampling.race))
         totals = []
-        for number, size in enumerate(sizes if peers else ()):
+        for number, one in enumerate(parts):
             arrived, sent = f"{name} arrived {number}", f"{name} sent {number}"
-            for peer in peers:
-                yield Send(mark=mark, peer=peer, bytes=size, semaphore=arrived, sent=sent)
-            totals.append((len(peers) * size, sent))
-            yield Wait(mark=mark, bytes=len(peers) * size, semaphore=arrived, stall=Stall.EXCHANGE)
-            yield self.work(phase, (core_us - before_us) / len(sizes))
+            for peer in one.others(self.rank):
+                yield Send(mark=mark, peer=peer, bytes=one.bytes, semaphore=arrived, sent=sent)
+            total = one.peers * one.bytes
+            totals.append((total, sent))
+            yield Wait(mark=mark, bytes=total, semaphore=arrived, stall=Stall.EXCHANGE)
+            yield self.work(phase, (core_us - before_us) / len(parts))
         if not totals:
             yield self.work(phase, core_us - before_us)
         for total, sent in totals:
             yield Wait(mark=mark, bytes=total, semaphore=sent, stall=Stall.EXCHANGE)
         if phase.meets:
             yield from self._meet(mark)
-
-
-def message_bytes(plan: ExchangePlan, ranks: int) -> tuple[int, ...]:
-    """Bytes of one message to one peer, per phase of the algorithm."""
-    if plan.kind == TWO_PHASE:
-        share = plan.rows * (plan.columns // ranks)
-        return (share * F32_BYTES, share * BF16_BYTES)
-    size = BF16_BYTES if plan.kind == GATHER else F32_BYTES
-    return (plan.rows * plan.columns * size,)

@@ -249,14 +249,30 @@ def exchange_arrays(plan: ExchangePlan, ranks: int) -> list[Array]:
     }
     found_by_number = [("send", whole, DType.I32), ("receive", (ranks, *whole), DType.I32)]
     kinds |= {"argmax": found_by_number, "top_k": found_by_number}
+    parts = bool(plan.group)  # of the send buffer travel separately
     return [
         Array(
             name=f"{plan.name}_{suffix}",
             shape=shape,
             dtype=dtype,
-            blocks=() if suffix == "send" else (ranks,),
+            blocks=shape[:-2],
+            units=plan.columns if parts and suffix == "send" else 1,
+            axis=1 if parts and suffix == "send" else 0,
         )
-        for suffix, shape, dtype in kinds[plan.kind]
+        for suffix, shape, dtype in (_levels(plan, ranks) if parts else kinds[plan.kind])
+    ]
+
+
+def _levels(plan: ExchangePlan, ranks: int) -> list[tuple[str, tuple[int, ...], DType]]:
+    part = (plan.rows, plan.columns // plan.group)
+    result = DType.BF16 if plan.rounds else DType.F32
+    return [
+        ("send", (plan.rows, plan.columns), DType.F32),
+        ("scattered", (plan.group, *part), DType.F32),
+        ("summed", part, DType.F32),
+        ("across", (ranks // plan.group, *part), DType.F32),
+        ("total", part, result),
+        ("gathered", (plan.group, *part), result),
     ]
 
 
@@ -293,7 +309,7 @@ def semaphores_of(program: Program) -> dict[str, Semaphores]:
         shapes[f"{ring.name}_arrived"] = (ring.slots,)
         shapes[f"{ring.name}_sem"] = (1,)
     for plan in program.exchanges:
-        shapes[f"{plan.name}_sems"] = (4,)
+        shapes[f"{plan.name}_sems"] = (plan.semaphores,)
     for phase in program.phases():
         if isinstance(phase, EmbedPhase):
             shapes[f"{phase.table.removeprefix('table_')}_sem"] = (1,)

@@ -103,10 +103,16 @@ class Receive(Wait):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Read(Event):
-    """The vector unit reads; `data` is what it expects there, None for whatever there is."""
+    """The vector unit reads; `data` is what it expects there, None for whatever there is.
+
+    Attributes:
+      sender: rank whose message it expects in a receive buffer; None for the rank that the block
+        has the number of.
+    """
 
     place: Place
     data: Place | None
+    sender: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

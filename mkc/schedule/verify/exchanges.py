@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from mkc.schedule.messages import Messages
+from mkc.schedule.messages import messages
 from mkc.schedule.program import AllReducePhase
 from mkc.schedule.program import ArgmaxPhase
 from mkc.schedule.program import View
@@ -40,11 +43,8 @@ class Exchanges:
 
     def peers(self) -> list[int]:
         """All other ranks, in the order of sending."""
-        ranks, me = self.kernel.program.ranks, self.kernel.rank
-        distances = range(ranks - 1, 0, -1)
-        if ranks & (ranks - 1) == 0:
-            return [me ^ distance for distance in distances]
-        return [(me + distance) % ranks for distance in distances]
+        everybody = Messages(members=self.kernel.program.ranks, stride=1, bytes=0)
+        return everybody.others(self.kernel.rank)
 
     def barrier(self, routine: str) -> None:
         kernel = self.kernel
@@ -116,6 +116,8 @@ class Exchanges:
             self.kernel.load("all_reduce_one_shot", phase.partial)
             if self.kernel.program.ranks > 1:
                 self.one_shot(phase.exchange, "all_reduce_one_shot")
+        elif phase.algorithm == "two_level":
+            self.two_level(phase)
         else:
             self.two_phase(phase)
         self.kernel.store("all_reduce", phase.output)
@@ -160,6 +162,62 @@ class Exchanges:
         self.wait_received(gather)
         self.read_all(routine, gathered.array, send)
         self.wait_sent([*scatter, *gather])
+
+    def two_level(self, phase: AllReducePhase) -> None:
+        """Shares are summed within groups, then between them; the sums go to the group."""
+        kernel, name, routine = self.kernel, phase.exchange, "all_reduce_two_level"
+        kernel.load(routine, phase.partial)
+        plan = next(one for one in kernel.program.exchanges if one.name == name)
+        group = plan.group
+        place, mine = kernel.rank % group, kernel.rank // group
+        send, summed, total = (Place(array=f"{name}_{one}") for one in ("send", "summed", "total"))
+        width, share = phase.partial.width, plan.columns // group
+        used, padding = (
+            replace(send, first=first, count=end - first)
+            for first, end in ((0, width), (width, plan.columns))
+        )
+        kernel.write(routine, used, used)
+        if padding.count:
+            kernel.write(routine, padding, padding)
+        inner, outer, _ = messages(plan, kernel.program.ranks)
+        near, far = inner.others(kernel.rank), outer.others(kernel.rank)
+        scattered = Place(array=f"{name}_scattered", index=(place,))
+
+        def part(of: int) -> Place:
+            return replace(send, first=of * share, count=share)
+
+        scatter = [
+            self.send(part(peer % group), scattered, self._pair(name, 0), peer) for peer in near
+        ]
+        kernel.read(routine, part(place), part(place))
+        kernel.write(routine, scattered, part(place))
+        self.wait_received(scatter)
+        self._read_parts(routine, scattered.array, inner, part(place))
+        kernel.write(routine, summed, summed)
+        across = Place(array=f"{name}_across", index=(mine,))
+        crossing = [self.send(summed, across, self._pair(name, 2), peer) for peer in far]
+        kernel.read(routine, summed, summed)
+        kernel.write(routine, across, summed)
+        self.wait_received(crossing)
+        self._read_parts(routine, across.array, outer, summed)
+        kernel.write(routine, total, total)
+        gathered = Place(array=f"{name}_gathered", index=(place,))
+        gather = [self.send(total, gathered, self._pair(name, 4), peer) for peer in near]
+        kernel.read(routine, total, total)
+        kernel.write(routine, gathered, total)
+        self.wait_received(gather)
+        self._read_parts(routine, gathered.array, inner, total)
+        self.wait_sent([*scatter, *crossing, *gather])
+
+    def _pair(self, name: str, first: int) -> tuple[Semaphore, Semaphore]:
+        """What the sender counts, what the receiver counts."""
+        return (f"{name}_sems", (first,)), (f"{name}_sems", (first + 1,))
+
+    def _read_parts(self, routine: str, array: str, level: Messages, sent: Place) -> None:
+        """What each member of a level has sent, this rank's own part included."""
+        members = sorted([self.kernel.rank, *level.others(self.kernel.rank)])
+        for number, member in enumerate(members):
+            self.kernel.read(routine, Place(array=array, index=(number,)), sent, sender=member)
 
     def argmax(self, phase: ArgmaxPhase) -> None:
         self.mask_tokens(phase)

@@ -152,8 +152,10 @@ class Kernel:
     def wait(self, routine: str, semaphore: Semaphore, size: int) -> None:
         self.sink.event(Wait(phase=self.at, routine=routine, semaphore=semaphore, size=size))
 
-    def read(self, routine: str, place: Place, data: Place | None = None) -> None:
-        self.sink.event(Read(phase=self.at, routine=routine, place=place, data=data))
+    def read(
+        self, routine: str, place: Place, data: Place | None = None, sender: int | None = None
+    ) -> None:
+        self.sink.event(Read(phase=self.at, routine=routine, place=place, data=data, sender=sender))
 
     def write(
         self,

@@ -321,7 +321,8 @@ class Ranks:
         if block not in rank.holds:
             return "no message has come since it was read last"
         sender, source = rank.holds[block]
-        if event.data is not None and (sender, source) != (event.place.index[0], event.data):
+        wanted = event.place.index[0] if event.sender is None else event.sender
+        if event.data is not None and (sender, source) != (wanted, event.data):
             return f"it holds {source} of rank {sender}, not {event.data}"
         return None
 

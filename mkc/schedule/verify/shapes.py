@@ -191,10 +191,13 @@ def _check_exchange(program: Program, phase: Phase, report: Report) -> bool:
     if plan.kind != kind:
         report("V805", phase.id, f"{name} is made for {plan.kind}, the phase does {kind}")
         return False
-    least = 1 if program.rows == 1 and kind == "one_shot" else program.padded_rows
+    one_row = program.rows == 1 and kind in ("one_shot", "two_level")
+    least = 1 if one_row else program.padded_rows
     lanes = -(-lanes // VECTOR_LANES) * VECTOR_LANES
     if kind == "two_phase":
         lanes = scattered_columns(lanes, program.ranks)
+    if kind == "two_level":
+        lanes = scattered_columns(lanes, plan.group)
     if plan.columns != lanes or plan.rows < least:
         message = f"{name} has {plan.rows} rows and {plan.columns} lanes"
         report("V804", phase.id, f"{message}; the phase sends {least} and {lanes}")

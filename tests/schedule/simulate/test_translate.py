@@ -12,7 +12,6 @@ from mkc.ir.token_masks import with_token_masks
 from mkc.schedule.program import TAPE_LANES
 from mkc.schedule.program import AllReducePhase
 from mkc.schedule.program import AttentionPhase
-from mkc.schedule.program import ExchangePlan
 from mkc.schedule.program import MatmulPhase
 from mkc.schedule.program import Program
 from mkc.schedule.simulate.costs import phase_costs
@@ -23,7 +22,6 @@ from mkc.schedule.simulate.machine import Stall
 from mkc.schedule.simulate.machine import Start
 from mkc.schedule.simulate.machine import Wait
 from mkc.schedule.simulate.translate import machine_program
-from mkc.schedule.simulate.translate import message_bytes
 from mkc.targets import load_target
 from tests.passes.lowering import TARGET
 from tests.passes.lowering import full_size
@@ -172,16 +170,6 @@ def test_every_exchange_goes_to_every_peer() -> None:
     assert [one.peer for one in sends[:7]] == [5 ^ distance for distance in range(7, 0, -1)]
     assert len(sends) == 7 * 48
     assert {one.bytes for one in sends} == {5120 * 4}
-
-
-def test_bytes_of_a_message() -> None:
-    """A whole partial sum, or a share of it in f32 and the rounded share."""
-
-    def plan(kind: str) -> ExchangePlan:
-        return ExchangePlan(name="x", kind=kind, rows=8, columns=5120, safe_because="a test")
-
-    assert message_bytes(plan("one_shot"), 8) == (8 * 5120 * 4,)
-    assert message_bytes(plan("two_phase"), 8) == (8 * 640 * 4, 8 * 640 * 2)
 
 
 def test_rounds_are_marked() -> None:
