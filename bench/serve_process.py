@@ -18,6 +18,7 @@ from typing import Any
 from urllib.request import urlopen
 
 START_SECONDS = 300
+CPUCLOCK_SCHED = 2  # Linux: ~pid << 3 with it is the clock of a process, in nanoseconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +43,9 @@ class ServerProcess:
 
     @property
     def cpu_seconds(self) -> float:
-        """Processor time of the process so far."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2]
-        user, system = fields.split()[11:13]
-        return (int(user) + int(system)) / 100
+        """Processor time of the process so far, of all its threads."""
+        assert self.pid is not None
+        return time.clock_gettime(~self.pid << 3 | CPUCLOCK_SCHED)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from mkc.errors import RequestFieldError
 from serve.schemas.base import read_body
 from serve.schemas.chat import Message
 
-TEXT_PARTS = ("input_text", "output_text", "text")
+TEXT_PARTS = ("input_text", "output_text", "reasoning_text", "text")
 KINDS = "message, function_call, function_call_output, reasoning"
 
 
@@ -44,10 +44,8 @@ def _append(messages: list[dict[str, Any]], item: Mapping[str, Any], where: str)
         else:
             messages.append({"role": _text(role, f"{where}.role"), "content": content})
     elif kind == "reasoning":
-        parts = item.get("content") or []
-        _assistant(messages)["reasoning_content"] = "".join(
-            _text(part.get("text"), f"{where}.content") for part in parts
-        )
+        thought = _content(item.get("content") or "", f"{where}.content")
+        _assistant(messages)["reasoning_content"] = thought
     elif kind == "function_call":
         call = {
             "id": _text(item.get("call_id"), f"{where}.call_id"),

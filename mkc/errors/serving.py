@@ -15,8 +15,14 @@ class RequestFieldError(MkcError):
 
     def __init__(self, *, field: str, problem: str, expected: str, hint: str = "") -> None:
         self.field = field
+        self._rest = (problem, expected, hint)
         advice = hint or "Correct the field, or leave it out"
         super().__init__(f"field '{field}' {problem}; expected {expected}. {sentence(advice)}")
+
+    def of(self, field: str) -> RequestFieldError:
+        """The same about a field that has another name in the request."""
+        problem, expected, hint = self._rest
+        return RequestFieldError(field=field, problem=problem, expected=expected, hint=hint)
 
 
 class RequestBodyError(MkcError):

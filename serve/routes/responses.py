@@ -12,6 +12,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from mkc.errors import MkcError
+from mkc.errors import RequestFieldError
 from mkc.runtime.request import Finish
 from mkc.runtime.request import FinishReason
 from mkc.runtime.request import Request
@@ -49,6 +50,7 @@ from serve.schemas.responses import ResponseUsage
 from serve.ticket import Ticket
 
 SCHEMA_KEYS = ("name", "schema", "strict", "description")
+FORM_FIELDS = ("response_format.json_schema", "response_format")  # both are text.format here
 
 
 async def responses(server: Server, http: HttpRequest) -> Response:
@@ -70,6 +72,16 @@ async def responses(server: Server, http: HttpRequest) -> Response:
 
 def request_of(body: ResponsesRequest, model: ServedModel) -> Request:
     """The sequence of a request. Raises `MkcError`."""
+    try:
+        return _request_of(body, model)
+    except RequestFieldError as error:
+        for name in FORM_FIELDS:
+            if error.field.startswith(name):
+                raise error.of("text.format" + error.field.removeprefix(name)) from error
+        raise
+
+
+def _request_of(body: ResponsesRequest, model: ServedModel) -> Request:
     tools = [_tool(one) for one in body.tools or ()] if body.tool_choice != "none" else []
     choice = body.tool_choice
     named = (

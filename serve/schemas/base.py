@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic import ConfigDict
 from pydantic import Field
 from pydantic import ValidationError
+from pydantic import model_validator
 from pydantic_core import ErrorDetails
 from pydantic_core import from_json
 
@@ -24,9 +25,19 @@ UNKNOWN = "extra_forbidden"  # pydantic's name for a field that is not declared
 
 
 class Body(BaseModel):
-    """A request. Numbers are numbers, and every field is one that is honoured."""
+    """A request, or a part of one. Numbers are numbers, and every field is one that is honoured.
+
+    A field that is null counts as left out, whether it is known or not.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        return {name: value for name, value in given.items() if value is not None}
 
 
 class Answer(BaseModel):
@@ -47,6 +58,7 @@ class StreamOptions(Body):
     continuous_usage_stats: Annotated[
         bool | None, Field(description="Also send the usage so far in every chunk.")
     ] = None
+    include_obfuscation: Literal[False] | None = None
 
 
 class Metadata(Body):
@@ -58,6 +70,16 @@ class Metadata(Body):
     service_tier: Literal["auto", "default"] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+
+
+class AsItIs(Body):
+    """Fields of other servers, at the value that says what this one does in any case."""
+
+    use_beam_search: Literal[False] | None = None
+    skip_special_tokens: Literal[True] | None = None
+    spaces_between_special_tokens: Literal[True] | None = None
+    return_token_ids: Literal[False] | None = None
+    return_tokens_as_token_ids: Literal[False] | None = None
 
 
 class SamplingFields(Body):
@@ -102,7 +124,7 @@ class GuidedFields(Body):
     guided_grammar: str | None = None
 
 
-class GenerationFields(SamplingFields, GuidedFields, Metadata):
+class GenerationFields(SamplingFields, GuidedFields, Metadata, AsItIs):
     """What completions and chat completions share."""
 
     model: str | None = None
@@ -183,15 +205,13 @@ def read_body[T: Body](
 ) -> tuple[T, list[str]]:
     """A request, and the fields that were ignored.
 
-    A field that is null counts as left out, whether it is known or not.
-
     Args:
       lenient: ignore unknown fields instead of refusing them.
 
     Raises:
       RequestFieldError: names the field.
     """
-    given = {name: one for name, one in value.items() if one is not None}
+    given = dict(value)
     ignored: list[str] = []
     while True:
         try:

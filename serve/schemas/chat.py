@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 from typing import Any
 from typing import Literal
+from typing import Self
 
 from pydantic import Field
+from pydantic import model_validator
 
 from serve.schemas.base import Answer
 from serve.schemas.base import Body
@@ -48,6 +50,12 @@ class Message(Body):
     annotations: None = None
     audio: None = None
     function_call: None = None
+
+    @model_validator(mode="after")
+    def _has_content(self) -> Self:
+        if self.content is None and self.role != "assistant":
+            raise ValueError("content, which only an assistant's message may leave out")
+        return self
 
 
 class Function(Body):
@@ -92,6 +100,11 @@ class ChatCompletionRequest(GenerationFields):
     response_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    add_generation_prompt: Literal[True] | None = None
+    continue_final_message: Literal[False] | None = None
+    echo: Literal[False] | None = None
+    include_reasoning: Literal[True] | None = None
+    modalities: list[Literal["text"]] | None = None
 
 
 class TopLogprob(Answer):

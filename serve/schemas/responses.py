@@ -64,6 +64,8 @@ class ResponsesRequest(SamplingFields, Metadata):
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     truncation: Literal["disabled"] | None = None
+    background: Literal[False] | None = None
+    include: Annotated[list[Any] | None, Field(max_length=0)] = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 

@@ -71,6 +71,12 @@ def refused(server: Running, path: str, body: object, param: str | None, status:
         ({"logprobs": 21}, "logprobs"),
         ({"echo": True, "logprobs": 1}, "echo"),
         ({"suffix": "x"}, "suffix"),
+        ({"skip_special_tokens": False}, "skip_special_tokens"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"allowed_token_ids": [1]}, "allowed_token_ids"),
+        ({"bad_words": ["a"]}, "bad_words"),
+        ({"truncate_prompt_tokens": 3}, "truncate_prompt_tokens"),
         ({"stream_options": {"include": True}}, "stream_options.include"),
         ({"messages": [USER]}, "messages"),
     ],
@@ -88,6 +94,7 @@ def test_fields_of_completions(fake: Running, change: dict[str, Any], param: str
         ({"messages": [{"role": "robot", "content": ""}]}, "messages[0].role"),
         ({"messages": [USER, {"content": "x"}]}, "messages[1].role"),
         ({"messages": [{**USER, "extra": 1}]}, "messages[0].extra"),
+        ({"messages": [USER, {"role": "user", "content": None}]}, "messages[1]"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages[0].content[0]",
@@ -95,6 +102,9 @@ def test_fields_of_completions(fake: Running, change: dict[str, Any], param: str
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"audio": {}}, "audio"),
         ({"functions": []}, "functions"),
+        ({"modalities": ["text", "audio"]}, "modalities[1]"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),  # of a template without levels
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tool_choice": "sometimes"}, "tool_choice"),
         ({"chat_template_kwargs": {"enable_thinkng": False}}, "enable_thinkng"),
@@ -118,11 +128,19 @@ def test_fields_of_chats(fake: Running, change: dict[str, Any], param: str) -> N
             "input[0].content[0].type",
         ),
         ({"input": [{"role": "user"}]}, "input[0].content"),
+        ({"input": [{"type": "reasoning", "content": ["x"]}]}, "input[0].content[0].type"),
+        ({"input": [{"type": "reasoning", "content": {"a": 1}}]}, "input[0].content"),
         ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"truncation": "auto"}, "truncation"),
         ({"background": True}, "background"),
+        ({"include": ["reasoning.encrypted_content"]}, "include"),
         ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": 3}}}},
+            "text.format.schema",
+        ),
     ],
     ids=str,
 )
@@ -172,9 +190,38 @@ def test_what_changes_nothing_is_accepted(fake: Running) -> None:
         "store": False,
         "service_tier": "auto",
         "temprature": None,  # nothing was said
+        "stream_options": {"include": None, "include_obfuscation": False},
+        "skip_special_tokens": True,
+        "spaces_between_special_tokens": True,
+        "use_beam_search": False,
+        "return_token_ids": False,
     }
     plain = fake.ask("/v1/completions", COMPLETION).json()["choices"]
     assert fake.ask("/v1/completions", COMPLETION | harmless).json()["choices"] == plain
+
+
+def test_chats_and_responses_accept_what_says_how_they_are(fake: Running) -> None:
+    chat = {
+        "add_generation_prompt": True,
+        "continue_final_message": False,
+        "echo": False,
+        "include_reasoning": True,
+        "modalities": ["text"],
+        "reasoning_effort": None,
+    }
+    plain = fake.ask("/v1/chat/completions", CHAT).json()["choices"]
+    assert fake.ask("/v1/chat/completions", CHAT | chat).json()["choices"] == plain
+    response = {
+        "background": False,
+        "include": [],
+        "reasoning": {"effort": None, "summary": None},
+        "text": {"format": {"type": "text"}, "verbosity": None},
+    }
+    texts = [
+        fake.ask("/v1/responses", body).json()["output"][-1]["content"]
+        for body in (RESPONSE, RESPONSE | response)
+    ]
+    assert texts[0] == texts[1]
 
 
 def test_a_lenient_server_says_what_it_ignores(checkpoint: Path) -> None:

@@ -25,6 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mkc.errors import ChatOptionError
 from mkc.errors import ChatTemplateError
+from mkc.runtime.text.channels import NO_EFFORT
 from mkc.runtime.text.files import read_object
 from mkc.runtime.text.formats import TagFormat
 from mkc.runtime.text.guard import Guard
@@ -42,6 +43,7 @@ WITH_TOOLS = "tool_use"
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # What every request gives to a template; the rest of what a template looks at are its options.
 GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+EFFORT = "reasoning_effort"  # the option that says how much a model thinks
 GUARD_VARIABLE = "_guard"  # tells the filters which character it is
 OWN_FRAME = "<template>"  # the file name that Jinja gives a template made from a string
 
@@ -124,8 +126,11 @@ class ChatTemplate:
             raise ChatOptionError(option=name, got=options[name], expected=expected)
         if request.thinking is not None:
             options.setdefault("enable_thinking", request.thinking)
-        if request.effort is not None:
-            options.setdefault("reasoning_effort", request.effort)
+        if request.effort is not None and EFFORT in self._options:
+            options.setdefault(EFFORT, request.effort)
+        elif request.effort not in (None, NO_EFFORT):
+            expected = f"{NO_EFFORT} or nothing: the template knows no levels"
+            raise ChatOptionError(option="effort", got=request.effort, expected=expected)
         messages = [self._adapt(message) for message in normal_messages(request.messages)]
         return {
             **options,

@@ -229,6 +229,15 @@ def test_an_option_that_the_template_does_not_look_at_is_refused(
         chat.encode(ChatRequest(messages=[], options={option: 7}))
 
 
+def test_an_effort_that_the_template_does_not_look_at_is_refused(tmp_path: Path) -> None:
+    knows = chat_with(tmp_path, "{{ reasoning_effort }}")
+    assert knows.encode(ChatRequest(messages=[], effort="low")).text == "low"
+    ignores = chat_with(tmp_path, "{{ messages }}")
+    assert ignores.encode(ChatRequest(messages=[], effort="none")).text == "[]"
+    with pytest.raises(ChatOptionError, match="effort"):
+        ignores.encode(ChatRequest(messages=[], effort="low"))
+
+
 def test_a_template_for_tools_is_used_for_tools(tmp_path: Path) -> None:
     byte_level_checkpoint(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
