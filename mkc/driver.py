@@ -28,6 +28,7 @@ from mkc.errors import ShardingError
 from mkc.errors import TileError
 from mkc.errors import VmemError
 from mkc.ir.graph import Graph
+from mkc.ir.routing import Routing
 from mkc.ir.text import print_graph
 from mkc.ir.token_masks import with_token_masks
 from mkc.ir.verify import verify
@@ -42,8 +43,10 @@ from mkc.report import report_document
 from mkc.schedule.decisions import DecisionLog
 from mkc.schedule.lint import lint_program
 from mkc.schedule.lint import lint_source
+from mkc.schedule.program import Program
 from mkc.schedule.program_text import print_program
 from mkc.schedule.simulate import PhaseCycles
+from mkc.schedule.simulate import Prediction
 from mkc.schedule.simulate import predict
 from mkc.schedule.verify import Proof
 from mkc.schedule.verify import prove
@@ -126,6 +129,7 @@ def compile_graph(request: CompileRequest) -> CompileResult:
     built, aot, cycles, proof = _checked(request, target, built)
     lowered = built.lowered
     predicted = predict(lowered.program, target, cycles=cycles)
+    alike = _predict_alike(lowered.program, target, cycles)
     seconds = {"passes": passes_seconds, "aot": aot.seconds if aot else 0.0}
     plan = plan_document(lowered, target, cycles=cycles)
     return CompileResult(
@@ -138,6 +142,7 @@ def compile_graph(request: CompileRequest) -> CompileResult:
             aot,
             seconds,
             predicted=predicted,
+            alike=alike,
             proof=proof,
             plan=plan,
             prompts=request.prompts,
@@ -147,6 +152,15 @@ def compile_graph(request: CompileRequest) -> CompileResult:
         graph_text=print_graph(graph),
         program_text=print_program(lowered.program),
     )
+
+
+def _predict_alike(
+    program: Program, target: Target, cycles: Mapping[str, PhaseCycles]
+) -> Prediction | None:
+    """For rows that choose the same experts; None where that is what any rows do."""
+    if not program.experts or program.rows == 1:
+        return None
+    return predict(program, target, cycles=cycles, routing=Routing.ALIKE)
 
 
 def _masked(request: CompileRequest) -> CompileRequest:

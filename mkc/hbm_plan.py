@@ -17,7 +17,11 @@ from mkc.ir.graph import Block
 from mkc.ir.graph import Graph
 from mkc.ir.graph import Node
 from mkc.ir.graph import StateKind
+from mkc.ir.infer_experts import expert_matrices
+from mkc.ir.ops_experts import ExpertMlp
+from mkc.ir.ops_mixing import LatentAttention
 from mkc.ir.types import DType
+from mkc.passes.expert_places import MATRICES
 from mkc.passes.pipeline import Lowered
 from mkc.schedule.program import Operand
 from mkc.schedule.program import Program
@@ -132,7 +136,7 @@ def prefill_workspace(graph: Graph, rows: int) -> int:
         own = inner = 0
         for item in block.items:
             if isinstance(item, Node):
-                own += _value_bytes(item, graph.rows, rows, outputs)
+                own += _value_bytes(item, graph.rows, rows, outputs) + _expert_bytes(item, graph)
             else:
                 inner = max(inner, of(item.body))
         return own + inner
@@ -144,10 +148,18 @@ def _value_bytes(node: Node, graph_rows: int, rows: int, outputs: set[str]) -> i
     """Results of a node for `rows` tokens."""
     values = (one for one in node.results if one.name not in outputs)
     lanes = sum(prod(one.type.shape) // graph_rows for one in values if one.type.rank > 1)
-    if isinstance(node.op, ops.Attention):
+    if isinstance(node.op, ops.Attention | LatentAttention):
         heads = node.results[0].type.shape[1]
         lanes += SCORES * heads * ATTENTION_COLUMNS
     return lanes * rows * F32_BYTES
+
+
+def _expert_bytes(node: Node, graph: Graph) -> int:
+    """The matrices of one expert in f32: prefill takes one after the other."""
+    if not isinstance(node.op, ExpertMlp):
+        return 0
+    types = tuple(graph.params[key].type for key in node.operands[MATRICES:])
+    return sum(prod(shape[1:]) for shape in expert_matrices(node.op, types)) * F32_BYTES
 
 
 def saved_slot_bytes(lowered: Lowered, rows: int) -> int:

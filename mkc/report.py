@@ -29,6 +29,7 @@ from mkc.schedule.program import Program
 from mkc.schedule.round_phases import AcceptPhase
 from mkc.schedule.simulate import PhaseCycles
 from mkc.schedule.simulate import Prediction
+from mkc.schedule.simulate.costs_experts import experts_read
 from mkc.schedule.verify import Proof
 from mkc.targets import Target
 
@@ -46,9 +47,8 @@ def operand_bytes(operand: Operand) -> int:
 
 def rank_bytes(program: Program) -> tuple[int, int]:
     """HBM bytes of one rank: weights with embedding tables, and states with caches."""
-    weights = sum(
-        operand_bytes(one) for one in program.operands if one.role in (*WEIGHT_ROLES, "table")
-    )
+    held = (*WEIGHT_ROLES, "experts", "table")
+    weights = sum(operand_bytes(one) for one in program.operands if one.role in held)
     states = sum(operand_bytes(one) for one in program.operands if one.updated)
     return weights, states
 
@@ -56,18 +56,21 @@ def rank_bytes(program: Program) -> tuple[int, int]:
 def stream_bytes(lowered: Lowered) -> dict[str, int]:
     """Bytes one rank moves per step.
 
-    `tape`: all weights, small vectors included. `padding`: what of it the checkpoint does not have.
-    `draft`: of the tape, what comes behind the acceptance of a round, for the next drafts. `kv`:
-    caches read up to a full context. `state`: recurrent and convolution states, both ways.
+    `tape`: all weights but experts, small vectors included. `padding`: what of it the checkpoint
+    does not have. `experts`: those that a step chooses, with their own padding, on the rank that
+    reads most, routing uniform and independent between rows. `draft`: of the tape, what comes
+    behind the acceptance of a round, for the next drafts. `kv`: caches read up to a full context.
+    `state`: recurrent and convolution states, both ways.
     """
     program = lowered.program
     sharded = lowered.steps.sharded
-    tables = {one.param for one in program.operands if one.role == "table"}
+    elsewhere = {one.param for one in program.operands if one.role == "table"}
+    elsewhere.update(key for one in program.experts for key in one.params)
     tape = sum(operand_bytes(one) for one in program.operands if one.role in WEIGHT_ROLES)
     useful = sum(
         param.type.bytes * param.instances
         for key, param in sharded.graph.params.items()
-        if key not in tables
+        if key not in elsewhere
     )
     # Weights that lie on the tape twice are read twice.
     again = [sharded.graph.params[key] for key in _read_again(program)]
@@ -77,10 +80,20 @@ def stream_bytes(lowered: Lowered) -> dict[str, int]:
     return {
         "tape": tape,
         "padding": tape - useful,
+        "experts": expert_bytes(program),
         "draft": draft_bytes(program),
         "kv": cache,
         "state": 2 * state,
     }
+
+
+def expert_bytes(program: Program) -> int:
+    """Of the experts that a step chooses; see `experts_read`. 0 without any."""
+    rings = {one.name: one for one in program.expert_rings}
+    return sum(
+        one.layers * experts_read(program, one.name) * rings[one.ring].slice.bytes
+        for one in program.experts
+    )
 
 
 def draft_bytes(program: Program) -> int:
@@ -118,6 +131,7 @@ def report_document(
     seconds: Mapping[str, float],
     *,
     predicted: Prediction,
+    alike: Prediction | None = None,
     proof: Proof,
     plan: Mapping[str, Any],
     prompts: Graph | None = None,
@@ -125,6 +139,7 @@ def report_document(
     """The contents of report.json.
 
     Args:
+      alike: where rows choose experts, the prediction for rows that all choose the same ones.
       plan: the contents of the plan.json beside it.
       prompts: graph that reads prompts, None for the kernel's own.
     """
@@ -152,6 +167,7 @@ def report_document(
         "aot": _aot_document(aot),
         "decisions": len(lowered.log.decisions),
         "predicted": predicted.document(),
+        "predicted_alike": alike.document() if alike is not None else None,
         "proof": {"ok": proof.ok, "checks": proof.checks()},
         "timing": {key: round(value, 3) for key, value in seconds.items()},
         OF_PLAN: plan[DIGEST],
@@ -183,7 +199,8 @@ def _hbm_document(
 def floor_us(lowered: Lowered, target: Target) -> float:
     """Predicted least time of a step: its weight and state bytes at the sustained rate."""
     moved = stream_bytes(lowered)
-    return round((moved["tape"] + moved["state"]) / target.hbm.sustained_bytes_per_us, 1)
+    total = moved["tape"] + moved["experts"] + moved["state"]
+    return round(total / target.hbm.sustained_bytes_per_us, 1)
 
 
 def _aot_document(aot: AotResult | None) -> dict[str, Any] | None:

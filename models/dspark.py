@@ -133,8 +133,19 @@ def propose(config: Config, step: mkc.DraftStep) -> mkc.Drafts:
     """Fills one block per sequence."""
     tokens = mkc.block_tokens(step, mask=config.mask)
     hidden, scores = block(config, tokens, step)
+    chosen, confidence = walk(config, tokens, hidden, scores, step)
+    if config.cut is None:
+        return mkc.Drafts(tokens=chosen)
+    positions = mkc.cut_drafts(step, confidence, threshold=config.cut)
+    return mkc.Drafts(tokens=chosen, positions=positions)
+
+
+def walk(
+    config: Config, tokens: mkc.Tensor, hidden: mkc.Tensor, scores: mkc.Tensor, step: mkc.DraftStep
+) -> tuple[mkc.Tensor, mkc.Tensor]:
+    """Drafts, chosen from left to right, and how sure each is: [rows]."""
     books = [config.vocab, config.rank]
-    chosen, confidence = mkc.markov_walk(
+    return mkc.markov_walk(
         step,
         scores,
         tokens=tokens,
@@ -144,10 +155,6 @@ def propose(config: Config, step: mkc.DraftStep) -> mkc.Drafts:
         head=mkc.param("confidence_head.proj.weight", [1, config.hidden + config.rank]),
         bias=mkc.param("confidence_head.proj.bias", [1]),
     )
-    if config.cut is None:
-        return mkc.Drafts(tokens=chosen)
-    positions = mkc.cut_drafts(step, confidence, threshold=config.cut)
-    return mkc.Drafts(tokens=chosen, positions=positions)
 
 
 def block(config: Config, tokens: mkc.Tensor, step: mkc.DraftStep) -> tuple[mkc.Tensor, mkc.Tensor]:

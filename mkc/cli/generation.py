@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from dataclasses import replace
 from enum import StrEnum
 from hashlib import blake2b
-from importlib import import_module
 from pathlib import Path
 from signal import SIGINT
 from signal import signal
@@ -29,9 +28,9 @@ from mkc.cli.doubts import doubts
 from mkc.cli.jax_settings import choose_threads
 from mkc.cli.jax_settings import prepare_jax
 from mkc.cli.kernel_choice import KernelChoice
-from mkc.cli.lookup import PACKAGE
 from mkc.cli.lookup import model_graph
 from mkc.cli.lookup import registered_models
+from mkc.cli.shipped import checkpoint_named
 from mkc.cli.speculation import NONE
 from mkc.cli.speculation import check_scheme
 from mkc.cli.speculation import open_drafting
@@ -62,7 +61,6 @@ from mkc.runtime.text import Tokenizer
 from mkc.runtime.text import load_chat
 from mkc.runtime.text import load_tokenizer
 
-DEFAULT_CHECKPOINT = "tiny"  # a folder of the models package
 DEFAULT_CONTEXT = 4096
 CONTEXT_MULTIPLE = 16  # rows of a cache tile in bf16
 ROUNDS_PER_LAUNCH = 8  # text appears in steps of so many tokens
@@ -92,7 +90,7 @@ ModelOption = Annotated[
 ]
 WeightsOption = Annotated[
     str | None,
-    typer.Option(help="Checkpoint folder, or OWNER/NAME[@REVISION] of the Hugging Face hub."),
+    typer.Option(help="Checkpoint folder, tiny, kimi-tiny, or OWNER/NAME[@REVISION] of the hub."),
 ]
 RevisionOption = Annotated[
     str | None, typer.Option(help="Branch, tag or commit of a hub checkpoint.")
@@ -256,7 +254,7 @@ def open_session(choice: ModelChoice, *, quiet: bool, slots: int = 1) -> Session
     check_scheme(choice.spec, choice.draft, distributed=choice.launch is not None)
     if choice.launch is not None:
         distributed.join(choice.launch)
-    checkpoint = Checkpoint.open(choice.weights or default_checkpoint(), revision=choice.revision)
+    checkpoint = Checkpoint.open(checkpoint_named(choice.weights), revision=choice.revision)
     model = choice.model or model_of(checkpoint.config)
     draft = wanted_drafter(
         choice.spec,
@@ -402,11 +400,6 @@ def lead_or_follow(backend: Backend) -> Backend:
     leading = distributed.LeadingBackend(backend, messages)
     atexit.register(leading.close)  # however this process ends, the others do not wait for it
     return leading
-
-
-def default_checkpoint() -> str:
-    """The checkpoint that comes with mkc."""
-    return str(Path(import_module(PACKAGE).__path__[0], DEFAULT_CHECKPOINT))
 
 
 def model_of(config: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ from rich.progress import TimeRemainingColumn
 from rich.progress import TransferSpeedColumn
 
 from mkc.cli.lookup import model_graph
+from mkc.cli.shipped import checkpoint_named
 from mkc.cli.speculation import DraftOption
 from mkc.cli.speculation import SpecOption
 from mkc.cli.speculation import check_scheme
@@ -76,7 +77,7 @@ def pack_command(
     Run it again to continue after a kill or a full disk. HF_HUB_OFFLINE=1 keeps it off the network.
     """
     check_scheme(spec, draft)
-    checkpoint = Checkpoint.open(weights, revision=revision)
+    checkpoint = Checkpoint.open(checkpoint_named(weights), revision=revision)
     source = config or checkpoint.folder
     drafter = wanted_drafter(spec, draft, folder=checkpoint.folder, by_default=False)
     identity: tuple[str, ...] = ()

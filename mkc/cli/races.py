@@ -23,6 +23,7 @@ from mkc.cli.speculation import registered_drafters
 from mkc.driver import CompileResult
 from mkc.errors import MkcError
 from mkc.ir.graph import Graph
+from mkc.ir.types import DType
 from mkc.model import Drafter
 from mkc.model import Model
 from mkc.runtime.kernel import KernelSession
@@ -35,6 +36,7 @@ type Compile = Callable[[Path | None, Path | None], CompileResult]
 LARGEST_BYTES = 256 << 20  # weights that are interpreted in about a minute
 CLOCK_ENTRIES = 512  # so that waiting for one copy does not hide races of others
 WEIGHT_SCALE = 0.02
+SCALE_BYTE = 120  # 2^-7, which makes numbers of about this scale of 4-bit ones
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,15 +174,17 @@ def _launch(session: KernelSession) -> None:
 
 def _weights(graph: Graph) -> Callable[[str], NDArray[Any]]:
     """Small random numbers for every tensor of a checkpoint."""
-    shapes = {
-        name: param.tensor_type.shape
-        for param in graph.params.values()
-        for name in param.tensor_names()
+    types = {
+        name: param.tensor_type for param in graph.params.values() for name in param.tensor_names()
     }
 
     def load(name: str) -> NDArray[Any]:
-        shape = shapes[name]
+        shape, dtype = types[name].shape, types[name].dtype
         random = np.random.default_rng(crc32(name.encode()))
+        if dtype is DType.E2M1X2:
+            return random.integers(0, 256, shape, np.uint8)
+        if dtype is DType.E8M0:
+            return np.full(shape, SCALE_BYTE, np.uint8)
         values = random.standard_normal(prod(shape), dtype=np.float32) * WEIGHT_SCALE
         return values.reshape(shape)
 

@@ -12,7 +12,6 @@ from typing import Annotated
 
 import typer
 
-from mkc.cli.generation import DEFAULT_CHECKPOINT
 from mkc.cli.generation import BackendChoice
 from mkc.cli.generation import BackendOption
 from mkc.cli.generation import ContextOption
@@ -33,6 +32,7 @@ from mkc.cli.generation import launch_of
 from mkc.cli.generation import open_session
 from mkc.cli.jax_settings import cache_folder
 from mkc.cli.served_pictures import pictures_of
+from mkc.cli.shipped import DEFAULT_CHECKPOINT
 from mkc.cli.speculation import DraftOption
 from mkc.cli.speculation import SpecOption
 from mkc.errors import ServerOptionError

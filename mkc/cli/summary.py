@@ -38,7 +38,7 @@ def _rows(
     report: Mapping[str, Any], folder: Path, decisions: Sequence[Weighed]
 ) -> Iterator[tuple[str, str]]:
     moved = report["bytes"]
-    share = 100.0 * moved["padding"] / max(1, moved["tape"] - moved["padding"])
+    share = 100.0 * moved["padding"] / moved["tape"]
     yield "model", f"{report['model']}, scheme {report['scheme']}"
     yield "target", f"{report['target']}, {report['ranks']} ranks"
     unit = "step" if report["scheme"] == NONE else "round"
@@ -47,6 +47,11 @@ def _rows(
         "tape",
         f"{moved['tape'] / MEGABYTE:.1f} MB per rank and {unit}, {share:.2f} % of it padding",
     )
+    if moved["experts"]:
+        yield (
+            "experts",
+            f"{moved['experts'] / MEGABYTE:.1f} MB that the rank with most of them reads",
+        )
     if moved["draft"]:
         yield "", f"{moved['draft'] / MEGABYTE:.1f} MB of it for the next drafts"
     if moved["state"] or moved["kv"]:
@@ -108,13 +113,29 @@ def _predicted(report: Mapping[str, Any], unit: str) -> Iterator[tuple[str, str]
         f"{100 * predicted['utilization']:.1f} % of the memory's rate",
     )
     yield "", f"caches read up to position {predicted['position']:,} of every sequence"
+    if predicted["routing"]:
+        yield "", "experts chosen evenly, by each row for itself"
+    if alike := report["predicted_alike"]:
+        yield (
+            "",
+            f"{alike['round_us']:,.1f} us, floor {alike['floor_us']:,.1f} us, if all rows choose "
+            "the same",
+        )
     yield "", "core times from: " + ", ".join(_shares(predicted["cost_source"]))
+    if phases := _phases(predicted["exchanges"]["round"]):
+        most = _phases(predicted["exchanges"]["layer"])
+        yield "", f"exchanges: {phases} phases a {unit}" + (f", {most} in a layer" if most else "")
     exposed = {key: us for key, us in predicted["exposed"].items() if us >= 0.05}
     if exposed:
         yield (
             "",
             "memory idle, us: " + ", ".join(f"{key} {_short(us)}" for key, us in exposed.items()),
         )
+
+
+def _phases(counts: Mapping[str, int]) -> str:
+    """Dependent phases of exchanges, by the farthest link that they use."""
+    return " + ".join(f"{count} {hop}" for hop, count in counts.items())
 
 
 def _short(us: float) -> str:

@@ -311,12 +311,13 @@ class PhaseWriter:
 
     def exchange_arguments(self, name: str) -> list[str]:
         """Buffers and semaphores of an exchange with one message to each peer."""
+        plan = next(one for one in self.program.exchanges if one.name == name)
         return [
             f"    send=m.{name}_send,",
             f"    receive=m.{name}_receive,",
             f"    send_sem=m.{name}_sems.at[0],",
             f"    receive_sem=m.{name}_sems.at[1],",
-            "    ranks=RANKS,",
+            f"    ranks={plan.group or 'RANKS'},",
         ]
 
     def meeting(self, meets: bool) -> list[str]:

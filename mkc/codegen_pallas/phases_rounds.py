@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 from typing import Any
 
 from mkc.ir import ops_spec
+from mkc.passes.walk_scratch import markov_scratch
 from mkc.passes.walk_scratch import walk_scratch
 from mkc.schedule.program import Phase
 from mkc.schedule.round_phases import AcceptPhase
 from mkc.schedule.round_phases import AllGatherPhase
+from mkc.schedule.round_phases import CutDraftsPhase
 from mkc.schedule.round_phases import KeptDeltaRulePhase
+from mkc.schedule.round_phases import MarkovWalkPhase
 from mkc.schedule.round_phases import RowsAttentionPhase
 from mkc.schedule.round_phases import SampledAccept
 from mkc.schedule.round_phases import ScalarPhase
@@ -29,7 +32,9 @@ def round_lines(writer: PhaseWriter, phase: Phase) -> list[str]:
     """The body of the phase function, without its header."""
     writers: dict[type[Phase], Callable[[PhaseWriter, Any], list[str]]] = {
         AcceptPhase: _accept,
+        CutDraftsPhase: _cut_drafts,
         KeptDeltaRulePhase: _kept_delta_rule,
+        MarkovWalkPhase: _markov_walk,
         AllGatherPhase: _all_gather,
         RowsAttentionPhase: _rows_attention,
         ScalarPhase: _scalar,
@@ -109,12 +114,19 @@ def _all_gather(writer: PhaseWriter, phase: AllGatherPhase) -> list[str]:
     names = [f"gathered_{number}" for number, _ in enumerate(phase.parts)]
     if len(names) == 1:
         names = ["gathered"]
+    plan = next(one for one in writer.program.exchanges if one.name == phase.exchange)
+    one_row = plan.rows == 1
+    parts = [f"{writer.load(one)}{'[0:1]' if one_row else ''}," for one in phase.parts]
+    values = [
+        f"jnp.broadcast_to({name}, (ROWS, {output.width}))" if one_row else name
+        for name, output in zip(names, phase.outputs, strict=True)
+    ]
     return [
         f"{', '.join(names)}{',' if len(names) == 1 else ''} = support.all_gather(",
-        f"    ({' '.join(f'{writer.load(one)},' for one in phase.parts)}),",
+        f"    ({' '.join(parts)}),",
         *writer.exchange_arguments(phase.exchange),
         ")",
-        *(writer.store(*pair) for pair in zip(phase.outputs, names, strict=True)),
+        *(writer.store(*pair) for pair in zip(phase.outputs, values, strict=True)),
         *writer.meeting(phase.meets),
         "return c",
     ]
@@ -206,13 +218,18 @@ def _sampled_accept(writer: PhaseWriter, phase: AcceptPhase, sampling: SampledAc
 def _exchange(name: str, exchange: str | None) -> list[str]:
     if exchange is None:
         return [f"    {name}=None,"]
+    return _exchange_lines("    ", f"{name}=", exchange)
+
+
+def _exchange_lines(indent: str, start: str, exchange: str) -> list[str]:
+    """The buffers of an exchange, as an argument."""
     return [
-        f"    {name}=support.Exchange(",
-        f"        send=m.{exchange}_send,",
-        f"        receive=m.{exchange}_receive,",
-        f"        send_sem=m.{exchange}_sems.at[0],",
-        f"        receive_sem=m.{exchange}_sems.at[1],",
-        "    ),",
+        f"{indent}{start}support.Exchange(",
+        f"{indent}    send=m.{exchange}_send,",
+        f"{indent}    receive=m.{exchange}_receive,",
+        f"{indent}    send_sem=m.{exchange}_sems.at[0],",
+        f"{indent}    receive_sem=m.{exchange}_sems.at[1],",
+        f"{indent}),",
     ]
 
 
@@ -240,6 +257,50 @@ def _selector_walk(writer: PhaseWriter, phase: SelectorWalkPhase) -> list[str]:
         *drawn,
         *SEQUENCES,
         f"    k={phase.k},",
+        ")",
+        "return c",
+    ]
+
+
+def _markov_walk(writer: PhaseWriter, phase: MarkovWalkPhase) -> list[str]:
+    scratch = markov_scratch(phase.rank, phase.logits.width, writer.program.batch)
+    lines, judge = [], "None"
+    if phase.confidence is not None:
+        page = f"m.{phase.page}.ring, c.{phase.page}.slot"
+        rows = {one.param: one for one in writer.program.pages[phase.page]}
+        for name, key in (("head", phase.head), ("bias", phase.bias)):
+            lines.append(f"{name} = support.vector({page}, {rows[key].row}, {rows[key].length})")
+        judge = f"({writer.view(phase.confidence)}, head, bias)"
+    return [
+        *lines,
+        "support.markov_walk(",
+        f"    {writer.view(phase.logits)},",
+        f"    {writer.view(phase.hidden)},",
+        f"    judge={judge},",
+        f"    predecessor=m.{phase.predecessor},",
+        f"    successor=m.{phase.successor}.ring.at[c.{phase.successor}.slot],",
+        *[f"    {one.name}=m.{phase.id}_{one.name}," for one in scratch],
+        "    exchanges=(",
+        *[line for name in phase.exchanges for line in _exchange_lines("        ", "", name)],
+        "    ),",
+        f"    tokens=m.{phase.tokens},",
+        f"    out=m.{phase.output},",
+        *SEQUENCES,
+        "    ranks=RANKS,",
+        f"    rounds={phase.rounds},",
+        ")",
+        "return c",
+    ]
+
+
+def _cut_drafts(writer: PhaseWriter, phase: CutDraftsPhase) -> list[str]:
+    return [
+        "support.cut_drafts(",
+        f"    m.{phase.positions},",
+        f"    {writer.view(phase.confidence)},",
+        f"    m.{phase.output},",
+        f"    threshold={phase.threshold!r},",
+        *SEQUENCES,
         ")",
         "return c",
     ]

@@ -23,6 +23,7 @@ from mkc.passes.p50_residency import EMBED_ROWS
 from mkc.passes.p50_residency import exchange_buffers
 from mkc.passes.p50_residency import new_rows
 from mkc.passes.steps import StepGraph
+from mkc.passes.walk_scratch import markov_scratch
 from mkc.passes.walk_scratch import walk_scratch
 from mkc.schedule.mixing_phases import LatentAttentionPhase
 from mkc.schedule.program import ROUNDS
@@ -36,6 +37,7 @@ from mkc.schedule.program import Phase
 from mkc.schedule.program import Program
 from mkc.schedule.program import StreamAdvancePhase
 from mkc.schedule.program import StreamWaitPhase
+from mkc.schedule.round_phases import MarkovWalkPhase
 from mkc.schedule.round_phases import RowsAttentionPhase
 from mkc.schedule.round_phases import SelectorWalkPhase
 from mkc.schedule.round_phases import TapPhase
@@ -438,6 +440,11 @@ def scratch(program: Program) -> list[tuple[str, str, tuple[int, ...]]]:
             found += [
                 (f"{phase.id}_{one.name}", one.kind, one.shape)
                 for one in walk_scratch(phase.k, phase.rank, program.batch, program.padded_rows)
+            ]
+        elif isinstance(phase, MarkovWalkPhase):
+            found += [
+                (f"{phase.id}_{one.name}", one.kind, one.shape)
+                for one in markov_scratch(phase.rank, phase.logits.width, program.batch)
             ]
     for operand in program.operands:
         if operand.role == "token_masks":

@@ -80,13 +80,16 @@ class Param:
 
     def tensor_names(self) -> tuple[str, ...]:
         """Checkpoint tensor names: one per instance, or the members of each instance in order."""
-        names = [self.pattern]
+        members = range(self.type.shape[0]) if self.is_stacked else (0,)
+        instances = range(self.instances)
+        return tuple(self.tensor_name(one, member) for one in instances for member in members)
+
+    def tensor_name(self, instance: int, member: int = 0) -> str:
+        """Checkpoint tensor name of one instance, and of one member where they are stacked."""
+        name = self.pattern
         if self.indices:
-            names = [self.pattern.replace("{index}", str(index)) for index in self.indices]
-        if not self.is_stacked:
-            return tuple(names)
-        members = range(self.type.shape[0])
-        return tuple(name.replace(MEMBER, str(member)) for name in names for member in members)
+            name = name.replace("{index}", str(self.indices[instance]))
+        return name.replace(MEMBER, str(member)) if self.is_stacked else name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from mkc.errors import ShapeError
 from mkc.ir import ops
+from mkc.ir import ops_markov
 from mkc.ir import ops_spec
 from mkc.ir.graph import Graph
 from mkc.ir.graph import Node
@@ -23,6 +24,7 @@ BF16_OPERANDS: dict[type[ops.Op], tuple[tuple[int, str], ...]] = {
     ops.Linear: ((0, "x"), (1, "weight")),
     ops.Attention: ((0, "q"),),
     ops_spec.BlockAttention: ((0, "q"),),
+    ops_markov.MarkovWalk: ((1, "predecessor"), (2, "successor")),
     ops_spec.SelectorWalk: ((3, "predecessor"), (4, "successor")),
     ops_spec.Tap: ((0, "x"),),
 }

@@ -18,6 +18,7 @@ from mkc.ir.infer_experts import expert_matrices
 from mkc.ir.mxfp4 import GROUP
 from mkc.ir.ops_experts import ExpertMlp
 from mkc.ir.routing import Routing
+from mkc.ir.routing import mean_distinct
 from mkc.ir.routing import mean_fullest
 from mkc.ir.types import DType
 from mkc.passes.sharding import ShardedGraph
@@ -63,16 +64,21 @@ class LayoutCost:
 
     Attributes:
       experts: that it reads.
+      balance: mean number of a group over that; 1.0 when all have as much to do.
       bytes: of these, padding included.
       us: predicted time: the memory or the core, whichever takes longer.
     """
 
     experts: float
+    balance: float
     bytes: float
     us: float
 
     def __str__(self) -> str:
-        return f"{self.experts:.1f} experts, {self.bytes / 1e6:.1f} MB, predicted {self.us:.2f} us"
+        return (
+            f"{self.experts:.1f} experts, balance {self.balance:.2f}, {self.bytes / 1e6:.1f} MB, "
+            f"predicted {self.us:.2f} us"
+        )
 
 
 def possible_layouts(shape: ExpertShape, ranks: int) -> tuple[ExpertLayout, ...]:
@@ -101,10 +107,16 @@ def layout_cost(
 ) -> LayoutCost:
     """Of one layer, for `rows` token rows."""
     experts = mean_fullest(shape.experts, shape.chosen, rows, layout.groups, routing)
+    mean = mean_distinct(shape.experts, shape.chosen, rows, routing) / layout.groups
     held = expert_slice(shape, layout)
     push_us = held.pushed / target.mxu.width**2 * target.mxu.push_us
     us = max(held.bytes / target.hbm.sustained_bytes_per_us, push_us)
-    return LayoutCost(experts=experts, bytes=experts * held.bytes, us=experts * us)
+    return LayoutCost(
+        experts=experts,
+        balance=mean / experts,
+        bytes=experts * held.bytes,
+        us=experts * us,
+    )
 
 
 def choose_expert_groups(

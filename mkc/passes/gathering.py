@@ -1,14 +1,20 @@
 """Which weights with a whole operand and a whole result are divided all the same.
 
 A projection whose result every rank needs as a whole is either on every rank, or divided by its
-output columns, and an exchange gathers them: fewer bytes, one exchange more, the same bits.
+output columns, and an exchange gathers them: fewer bytes, one exchange more, the same bits. It may
+be divided over all ranks, or over those of each host: more bytes, but fewer and nearer messages.
 Projections of one value share an exchange, so they are decided together. The rows of one sequence
 decide, so that weights are packed alike for every batch.
+
+The cost of a choice is the time to stream the weights plus that of the exchange, as if neither
+could hide the other. The tape goes on during an exchange; where the memory waits for exchanges
+anyway, the true cost of bytes is smaller.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -27,14 +33,20 @@ from mkc.targets import Target
 
 PASS = "shard"
 WHOLE = "every rank has the whole weight"
-GATHERED = "divided by output columns, an exchange gathers them"
+GATHERED = "divided by output columns over {} ranks, an exchange gathers them"
 TRAVELS_IN = (DType.BF16, DType.F32)
 
 
 def choose_gathered(
     graph: Graph, whole: frozenset[str], ranks: int, target: Target, log: DecisionLog
-) -> frozenset[str]:
-    """Of the parameters `whole` on every rank, those that are cheaper divided and gathered."""
+) -> dict[str, int]:
+    """Of the parameters `whole` on every rank, those that are cheaper divided and gathered.
+
+    Returns:
+      Over how many adjoining ranks each is divided.
+    """
+    host = target.links.devices_per_host
+    sizes = (ranks, host) if 1 < host < ranks and ranks % host == 0 else (ranks,)
     readers: dict[str, list[Node]] = {}
     for node in graph.body.nodes():
         for name in node.operands:
@@ -42,14 +54,20 @@ def choose_gathered(
                 readers.setdefault(name, []).append(node)
     groups: dict[tuple[str, ...], list[str]] = {}
     for key in sorted(whole):
-        if _divides(graph.params[key].type, readers[key], ranks):
+        if any(_divides(graph.params[key].type, readers[key], size) for size in sizes):
             inputs = tuple(node.operands[0] for node in readers[key])
             groups.setdefault(inputs, []).append(key)
-    found: set[str] = set()
+    found: dict[str, int] = {}
     for keys in groups.values():
+        possible = {
+            size: frozenset(
+                key for key in keys if _divides(graph.params[key].type, readers[key], size)
+            )
+            for size in sizes
+        }
         dtypes = {key: readers[key][0].results[0].type.dtype for key in keys}
-        found |= _cheapest(graph, dtypes, ranks, target, log)
-    return frozenset(found)
+        found |= _cheapest(graph, dtypes, possible, target, log)
+    return found
 
 
 def _divides(weight: TensorType, readers: list[Node], ranks: int) -> bool:
@@ -64,41 +82,58 @@ def _divides(weight: TensorType, readers: list[Node], ranks: int) -> bool:
 
 
 def _cheapest(
-    graph: Graph, dtypes: dict[str, DType], ranks: int, target: Target, log: DecisionLog
-) -> frozenset[str]:
-    """Which of some projections of one value are gathered, in one exchange.
+    graph: Graph,
+    dtypes: dict[str, DType],
+    possible: Mapping[int, frozenset[str]],
+    target: Target,
+    log: DecisionLog,
+) -> dict[str, int]:
+    """Which of some projections of one value are gathered, in one exchange, and by how many ranks.
 
     Args:
       dtypes: of the results, by weight.
+      possible: by the number of ranks, which weights can be divided over them.
     """
     weights = {key: graph.params[key].type.shape for key in dtypes}
 
-    def cost(chosen: Sequence[str]) -> float:
+    def cost(size: int, chosen: Sequence[str]) -> float:
         total = 0.0
         for key, (columns, K) in weights.items():
-            total += _stream_us(K, columns // ranks if key in chosen else columns, target)
+            total += _stream_us(K, columns // size if key in chosen else columns, target)
         if not chosen:
             return total
-        share = sum(weights[key][0] // ranks for key in chosen)
+        share = sum(weights[key][0] // size for key in chosen)
         widest = max(dtypes[key].bytes for key in chosen)
-        return total + target.exchange_us(graph.rows_per_sequence * share * widest, ranks - 1)
+        return total + target.exchange_us(graph.rows_per_sequence * share * widest, size - 1)
 
     keys = tuple(weights)
-    choices = [one for count in range(len(keys) + 1) for one in combinations(keys, count)]
-    best = min(choices, key=cost)
+    choices = [
+        (size, one)
+        for size, able in possible.items()
+        for count in range(len(keys) + 1)
+        for one in combinations(sorted(able), count)
+    ]
+    size, best = min(choices, key=lambda choice: cost(*choice))
     for key in keys:
         others = tuple(one for one in best if one != key)
-        costs = {GATHERED: cost((*others, key)), WHOLE: cost(others)}
-        chosen, other = (GATHERED, WHOLE) if key in best else (WHOLE, GATHERED)
+        costs = {WHOLE: cost(size, others)}
+        costs |= {
+            GATHERED.format(one): cost(one, (*others, key))
+            for one, able in possible.items()
+            if able.issuperset((*others, key))
+        }
+        chosen = GATHERED.format(size) if key in best else WHOLE
         together = f"; with {', '.join(others)} in one exchange" if others else ""
         log.choose(
             f"shard.whole.{key}",
             passed=PASS,
             chosen=f"{chosen}, predicted {costs[chosen]:.2f} us",
             because=f"its result meets a value that every rank has as a whole{together}",
-            rejected={other: f"predicted {costs[other]:.2f} us"},
+            rejected={
+                other: f"predicted {us:.2f} us" for other, us in costs.items() if other != chosen
+            },
         )
-    return frozenset(best)
+    return dict.fromkeys(best, size)
 
 
 def _stream_us(K: int, columns: int, target: Target) -> float:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from mkc.ir import ops
 from mkc.ir import ops_spec
+from mkc.ir.ops_markov import CutDrafts
 from mkc.ir.types import DType
 from mkc.passes.operands import table_operands
 from mkc.passes.p40_collectives import Collectives
@@ -21,7 +22,9 @@ from mkc.schedule.program import Phase
 from mkc.schedule.program import View
 from mkc.schedule.round_phases import AcceptPhase
 from mkc.schedule.round_phases import AllGatherPhase
+from mkc.schedule.round_phases import CutDraftsPhase
 from mkc.schedule.round_phases import KeptDeltaRulePhase
+from mkc.schedule.round_phases import MarkovWalkPhase
 from mkc.schedule.round_phases import Remembered
 from mkc.schedule.round_phases import RowsAttentionPhase
 from mkc.schedule.round_phases import SampledAccept
@@ -98,6 +101,8 @@ def round_phase(lowering: Lowering, step: Step, title: str) -> Phase:
         StepKind.TOP_K: _top_k,
         StepKind.ACCEPT: _accept,
         StepKind.SELECTOR_WALK: _selector_walk,
+        StepKind.MARKOV_WALK: _markov_walk,
+        StepKind.CUT_DRAFTS: _cut_drafts,
         StepKind.SCALAR: _scalar,
     }[step.kind]
     return build(lowering, step, title)
@@ -305,6 +310,50 @@ def _selector_walk(lowering: Lowering, step: Step, title: str) -> Phase:
         tokens=scalars[node.operands[5]],
         output=scalars[node.results[0].name],
         sampling=sampling,
+    )
+
+
+def _markov_walk(lowering: Lowering, step: Step, title: str) -> Phase:
+    (node,) = step.nodes
+    graph, residency = lowering.graph, lowering.residency
+    logits, predecessor, _, tokens, hidden, head, bias = node.operands
+    drafts, confidence = (value.name for value in node.results)
+    choice = lowering.collectives.steps.get(step.id)
+    values = (one for node in graph.sharded.graph.body.nodes() for one in node.results)
+    types = {one.name: one.type for one in values}
+    return MarkovWalkPhase(
+        id=step.id,
+        title=title,
+        location=node.location,
+        logits=lowering.view(logits),
+        hidden=lowering.view(hidden),
+        predecessor=table_operands(graph)[predecessor],
+        param=predecessor,
+        successor=residency.streams.matrix_of[step.id],
+        rank=graph.sharded.graph.params[predecessor].type.shape[1],
+        tokens=graph.scalars[tokens],
+        output=graph.scalars[drafts],
+        confidence=lowering.view(confidence) if confidence in residency.views else None,
+        page=residency.streams.page_of[step.id],
+        head=head,
+        bias=bias,
+        exchanges=choice.turns if choice else (),
+        rounds=types[logits].dtype is DType.BF16,
+    )
+
+
+def _cut_drafts(lowering: Lowering, step: Step, title: str) -> Phase:
+    (node,) = step.nodes
+    assert isinstance(node.op, CutDrafts)
+    positions, confidence = node.operands
+    return CutDraftsPhase(
+        id=step.id,
+        title=title,
+        location=node.location,
+        confidence=lowering.view(confidence),
+        positions=lowering.graph.scalars[positions],
+        output=lowering.graph.scalars[node.results[0].name],
+        threshold=node.op.threshold,
     )
 
 

@@ -145,6 +145,8 @@ def table_operands(graph: StepGraph) -> dict[str, str]:
         elif step.kind is StepKind.SELECTOR_WALK:
             for key, word in zip(operands[3:5], ("predecessor", "successor"), strict=True):
                 found.setdefault(key, f"table_{step.id}_{word}")
+        elif step.kind is StepKind.MARKOV_WALK:
+            found.setdefault(operands[1], f"table_{step.id}_predecessor")
     return found
 
 

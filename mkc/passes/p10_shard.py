@@ -44,6 +44,7 @@ from mkc.passes.sharding import Sharding
 from mkc.schedule.decisions import DecisionLog
 from mkc.targets import Target
 
+NOTHING: Mapping[str, int] = {}
 MAX_RANKS_LISTED = 64  # mesh sizes tried for the advice in an error
 
 
@@ -71,7 +72,8 @@ class ShardContext:
     """What a facet may look at: the node, the full operand and result types, the mesh size.
 
     Attributes:
-      gathered: parameters that are divided though their result is needed as a whole.
+      gathered: parameters that are divided though their result is needed as a whole, and over how
+        many adjoining ranks.
       expert_groups: groups of ranks that experts are divided over, by their first matrix.
     """
 
@@ -80,7 +82,7 @@ class ShardContext:
     state_types: tuple[TensorType, ...]
     ranks: int
     divide_units: Callable[[TensorType, int, str], Sharding]
-    gathered: frozenset[str]
+    gathered: Mapping[str, int]
     expert_groups: Mapping[str, int]
 
 
@@ -111,9 +113,9 @@ class Shard:
         graph = Untie().apply(graph, log)
         groups = choose_expert_groups(graph, self.ranks, target, log, like=like)
         walk, body = _divide_graph(graph, self.ranks, advise=True, groups=groups)
-        gathered = frozenset[str]()
+        gathered: dict[str, int] = {}
         if like is not None:
-            gathered = like.gathered & graph.params.keys()
+            gathered = {k: v for k, v in like.gathered.items() if k in graph.params}
         elif target is not None:
             gathered = choose_gathered(graph, walk.whole, self.ranks, target, log)
         if gathered:
@@ -155,7 +157,7 @@ class Shard:
             if target
             else ""
         )
-        for key in sorted(walk.whole - walk.gathered):
+        for key in sorted(walk.whole - walk.gathered.keys()):
             log.choose(
                 f"shard.whole.{key}",
                 passed=self.name,
@@ -198,7 +200,7 @@ def _divide_graph(
     *,
     advise: bool,
     groups: Mapping[str, int],
-    gathered: frozenset[str] = frozenset(),
+    gathered: Mapping[str, int] = NOTHING,
 ) -> tuple[_Walk, Block]:
     """Walks until all operands meet: projections whose divided result meets a whole one stay whole.
 
@@ -254,7 +256,7 @@ class _Walk:
     states: dict[str, Sharding] = field(default_factory=dict)
     uneven: Uneven | None = None
     whole: frozenset[str] = frozenset()
-    gathered: frozenset[str] = frozenset()
+    gathered: Mapping[str, int] = field(default_factory=dict)
     expert_groups: Mapping[str, int] = field(default_factory=dict)
     # For every divided value the projections that it is divided because of.
     sources: dict[str, frozenset[str]] = field(default_factory=dict)
@@ -349,7 +351,7 @@ class _Walk:
         """The rank's part of the result gets a new name, the gathered result the old one."""
         (value,) = node.results
         own = Value(name=f"{value.name}.part", type=part.local(value.type))
-        gather = AllGather(ranks=self.ranks)
+        gather = AllGather(ranks=part.shards)
         return [
             replace(node, op=op, results=(own,)),
             Node(op=gather, operands=(own.name,), results=(value,), location=node.location),

@@ -18,6 +18,7 @@ from typing import ClassVar
 from mkc.errors import UnsupportedGraphError
 from mkc.ir import ops
 from mkc.ir import ops_experts
+from mkc.ir import ops_markov
 from mkc.ir import ops_mixing
 from mkc.ir import ops_spec
 from mkc.ir.graph import Block
@@ -29,6 +30,7 @@ from mkc.passes.rank_ops import AllGather
 from mkc.passes.rank_ops import PackedLatentAttention
 from mkc.passes.rank_ops import ShardedAccept
 from mkc.passes.rank_ops import ShardedExpertMlp
+from mkc.passes.rank_ops import ShardedMarkovWalk
 from mkc.passes.rank_ops import ShardedTopK
 from mkc.passes.sharding import ShardedGraph
 from mkc.passes.shared_weights import share_weights
@@ -81,6 +83,9 @@ ANCHORS: dict[type[ops.Op], StepKind] = {
     ops_spec.Accept: StepKind.ACCEPT,
     ShardedAccept: StepKind.ACCEPT,
     ops_spec.SelectorWalk: StepKind.SELECTOR_WALK,
+    ops_markov.MarkovWalk: StepKind.MARKOV_WALK,
+    ShardedMarkovWalk: StepKind.MARKOV_WALK,
+    ops_markov.CutDrafts: StepKind.CUT_DRAFTS,
     ops_spec.KeptPositions: StepKind.SCALAR,
     ops_spec.NextPositions: StepKind.SCALAR,
     ops_spec.BlockTokens: StepKind.SCALAR,

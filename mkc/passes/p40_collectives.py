@@ -17,7 +17,9 @@ from typing import ClassVar
 
 from mkc.ir import ops
 from mkc.ir.types import DType
+from mkc.passes.rank_ops import AllGather
 from mkc.passes.rank_ops import ShardedAccept
+from mkc.passes.rank_ops import ShardedMarkovWalk
 from mkc.passes.rank_ops import ShardedTopK
 from mkc.passes.sampled import padded_batch
 from mkc.passes.sampled import samples_of
@@ -39,7 +41,9 @@ ARGMAX = "argmax"
 TOP_K = "top_k"
 GATHER = "gather"
 GATHER_F32 = "gather_f32"
+TURNS = ("exchange_walk_0", "exchange_walk_1")  # a row's message may meet one of the row before
 RACE = "exchange_race"  # the winners of all ranks, behind the logits that acceptance looks at
+ONE_ROW = (ONE_SHOT, TWO_LEVEL, GATHER_F32)  # of messages in f32 a single row may travel alone
 NEIGHBOURS = (StepKind.ALL_REDUCE, StepKind.ALL_GATHER)
 # Ops that look for the largest elements among the columns of all ranks.
 DIVIDED = (ops.ShardedArgmax, ShardedAccept, ShardedTopK)
@@ -64,12 +68,14 @@ class Collective:
 
     Attributes:
       race: the second exchange of acceptance by sampling.
+      turns: the exchanges that the rows of a walk use in turn, `exchange` the first of them.
     """
 
     algorithm: str
     exchange: str
     meets: bool = False
     race: str | None = None
+    turns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +111,8 @@ class ChooseCollectives:
         sites = _exchange_sites(graph)
         reduces = [one for one in sites if one.kind in NEIGHBOURS]
         best = [one for one in sites if isinstance(one.nodes[-1].op, DIVIDED)]
-        neighbours = _Neighbours()
-        first, last = neighbours.visit(graph.body)
+        neighbours = _Neighbours(ranks=graph.sharded.ranks)
+        first, last, _ = neighbours.visit(graph.body)
         if rounds > 1 and not best:
             neighbours.join(last, first)
         samples = samples_of(graph)
@@ -129,23 +135,38 @@ class ChooseCollectives:
             if race is not None:
                 rows = 2 * padded_batch(graph.sharded.graph.batch)
                 plans[race] = replace(plans[name], name=race, rows=rows)
+        for step in (one for one in sites if one.kind is StepKind.MARKOV_WALK):
+            assert step.id not in chosen and TURNS[0] not in plans, "two walks share their buffers"
+            turns = TURNS[: graph.sharded.graph.rows_per_sequence - 1]
+            chosen[step.id] = Collective(algorithm=ARGMAX, exchange=TURNS[0], turns=turns)
+            for name in turns:
+                plans[name] = ExchangePlan(
+                    name=name,
+                    kind=ARGMAX,
+                    rows=2 * padded_batch(graph.sharded.graph.batch),
+                    columns=VECTOR_LANES,
+                    safe_because=SAFE_ALTERNATING,
+                )
         places: dict[str, int] = {}
         for step in reduces:
             near = neighbours.of.get(step.id, set())
             repeats = step.id in near
             if step.kind is StepKind.ALL_GATHER:
                 (node,) = step.nodes
-                exact = any(one.type.dtype is DType.F32 for one in node.results)
+                exact = graph.sharded.graph.rows == 1  # one row travels as f32 only
+                exact |= any(one.type.dtype is DType.F32 for one in node.results)
                 algorithm = GATHER_F32 if exact else GATHER
                 columns = sum(graph.resolve(name).width for name in node.operands)
             else:
                 algorithm = self._algorithm(graph, step, repeats, padded_rows, target, log)
                 columns = graph.widths[step.nodes[0].results[0].name]
             columns = -(-columns // VECTOR_LANES) * VECTOR_LANES  # messages are whole registers
-            group = self._group(graph, target) if algorithm == TWO_LEVEL else 0
+            group = _gathering(graph, step)
+            if algorithm == TWO_LEVEL:
+                group = self._group(graph, target)
             if algorithm in (TWO_PHASE, TWO_LEVEL):
                 columns = scattered_columns(columns, group or graph.sharded.ranks)
-            one_row = algorithm in (ONE_SHOT, TWO_LEVEL) and graph.sharded.graph.rows == 1
+            one_row = algorithm in ONE_ROW and graph.sharded.graph.rows == 1
             rows = 1 if one_row else padded_rows
             name, safe_because = f"exchange_two_phase_{columns}", SAFE_TWO_PHASE
             meets = repeats and algorithm != TWO_PHASE
@@ -154,7 +175,8 @@ class ChooseCollectives:
             elif algorithm != TWO_PHASE:
                 taken = {places[one] for one in near if one in places}
                 places[step.id] = next(place for place in count() if place not in taken)
-                name = f"exchange_{algorithm}_{columns}_{places[step.id]}"
+                within = f"_of_{group}" if step.kind is StepKind.ALL_GATHER and group else ""
+                name = f"exchange_{algorithm}_{columns}{within}_{places[step.id]}"
                 safe_because = SAFE_ALTERNATING
             chosen[step.id] = Collective(algorithm=algorithm, exchange=name, meets=meets)
             plans[name] = ExchangePlan(
@@ -164,7 +186,7 @@ class ChooseCollectives:
                 columns=columns,
                 safe_because=safe_because,
                 group=group,
-                rounds=bool(group) and rows > 1 and rounds_to_bf16(step),
+                rounds=algorithm == TWO_LEVEL and rows > 1 and rounds_to_bf16(step),
             )
         return Collectives(steps=chosen, exchanges=tuple(plans[name] for name in sorted(plans)))
 
@@ -247,37 +269,60 @@ def rounds_to_bf16(step: Step) -> bool:
     return step.nodes[0].results[0].type.dtype is DType.BF16
 
 
+def _gathering(graph: StepGraph, step: Step) -> int:
+    """Ranks of the groups that gather among themselves, 0 when all ranks do."""
+    op = step.nodes[0].op
+    return op.ranks if isinstance(op, AllGather) and op.ranks < graph.sharded.ranks else 0
+
+
 def _exchange_sites(graph: StepGraph) -> list[Step]:
     return [
         step
         for step in graph.steps()
-        if step.kind in NEIGHBOURS or isinstance(step.nodes[-1].op, DIVIDED)
+        if step.kind in NEIGHBOURS or isinstance(step.nodes[-1].op, (*DIVIDED, ShardedMarkovWalk))
     ]
 
 
 @dataclass(kw_only=True)
 class _Neighbours:
-    """Exchanges that may directly follow one another, by step id; loops close on themselves."""
+    """Exchanges that may follow one another, by step id; loops close on themselves.
 
+    Exchanges within groups do not count as something in between: they say nothing of how far the
+    ranks of other groups are.
+    """
+
+    ranks: int
     of: dict[str, set[str]] = field(default_factory=dict)
 
-    def visit(self, body: tuple[Step | StepLoop, ...]) -> tuple[list[str], list[str]]:
-        """Adds the neighbours in a body; returns its first and its last exchange, if any."""
+    def visit(self, body: tuple[Step | StepLoop, ...]) -> tuple[list[str], list[str], bool]:
+        """Adds the neighbours in a body.
+
+        Returns:
+          The exchanges up to the first one of all ranks, those from the last one of all ranks on,
+          and whether there is one.
+        """
         first: list[str] = []
         last: list[str] = []
+        closed = False
         for item in body:
             if isinstance(item, StepLoop):
-                entry, exit = self.visit(item.body)
+                entry, exit, closes = self.visit(item.body)
                 if item.count > 1:
                     self.join(exit, entry)
             elif item.kind in NEIGHBOURS:
                 entry = exit = [item.id]
+                closes = not self._within_groups(item)
             else:
                 continue
             self.join(last, entry)
-            first = first or entry
-            last = exit or last
-        return first, last
+            first = first if closed else [*first, *entry]
+            last = exit if closes else [*last, *exit]
+            closed = closed or closes
+        return first, last, closed
+
+    def _within_groups(self, step: Step) -> bool:
+        op = step.nodes[0].op
+        return isinstance(op, AllGather) and op.ranks < self.ranks
 
     def join(self, before: list[str], after: list[str]) -> None:
         for one, other in product(before, after):

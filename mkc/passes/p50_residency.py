@@ -36,6 +36,8 @@ from mkc.passes.streams import Streams
 from mkc.passes.streams import place_streams
 from mkc.passes.streams import with_cache_slots
 from mkc.passes.streams import with_state_slots
+from mkc.passes.walk_scratch import Scratch
+from mkc.passes.walk_scratch import markov_scratch
 from mkc.passes.walk_scratch import walk_scratch
 from mkc.schedule.decisions import DecisionLog
 from mkc.schedule.expert_store import ExpertPlan
@@ -415,7 +417,7 @@ def exchange_buffers(plan: ExchangePlan, ranks: int) -> list[tuple[str, tuple[in
     dtype = {GATHER: DType.BF16, GATHER_F32: DType.F32}.get(plan.kind, DType.I32)
     return [
         ("send", (plan.rows, plan.columns), dtype),
-        ("receive", (ranks, plan.rows, plan.columns), dtype),
+        ("receive", (plan.group or ranks, plan.rows, plan.columns), dtype),
     ]
 
 
@@ -469,20 +471,19 @@ def _carried_allocations(graph: StepGraph, padded_rows: int, target: Target) -> 
 
 
 def _walk_allocations(graph: StepGraph, padded_rows: int, target: Target) -> list[Allocation]:
-    local = graph.sharded.graph
-    return [
-        Allocation(
-            name=f"{step.id}_{one.name}",
-            bytes=target.padded_bytes(one.shape, DType.BF16.bytes),
-            op="rows of the selector's tables",
-        )
-        for step in graph.steps()
-        if step.kind is StepKind.SELECTOR_WALK
-        for one in walk_scratch(
-            graph.resolve(step.nodes[0].operands[0]).width,
-            local.params[step.nodes[0].operands[3]].type.shape[1],
-            local.batch,
-            padded_rows,
-        )
-        if one.kind == DType.BF16.value
-    ]
+    local, found = graph.sharded.graph, []
+    for step in graph.steps():
+        operands = step.nodes[0].operands
+        scratch: tuple[Scratch, ...] = ()
+        if step.kind is StepKind.SELECTOR_WALK:
+            rank = local.params[operands[3]].type.shape[1]
+            scratch = walk_scratch(graph.resolve(operands[0]).width, rank, local.batch, padded_rows)
+        elif step.kind is StepKind.MARKOV_WALK:
+            rank = local.params[operands[1]].type.shape[1]
+            scratch = markov_scratch(rank, graph.resolve(operands[0]).width, local.batch)
+        for one in scratch:
+            if one.kind in (DType.BF16.value, DType.F32.value):
+                size = target.padded_bytes(one.shape, DType(one.kind).bytes)
+                op = "what a walk of drafts needs"
+                found.append(Allocation(name=f"{step.id}_{one.name}", bytes=size, op=op))
+    return found

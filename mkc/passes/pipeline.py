@@ -16,6 +16,7 @@ from mkc.ir.verify import findings
 from mkc.passes import shard_rules as shard_rules  # registers the SHARD facets
 from mkc.passes import shard_rules_experts as shard_rules_experts
 from mkc.passes import shard_rules_spec as shard_rules_spec
+from mkc.passes.cache_forms import record_cache_form
 from mkc.passes.dtypes import check_dtypes
 from mkc.passes.p10_shard import Shard
 from mkc.passes.p10_shard import infer_local
@@ -79,6 +80,7 @@ class Pipeline:
         sharded = self.shard.apply(graph, log, target=target)
         infer_local(sharded.graph)
         _assert_valid(sharded.graph)
+        record_cache_form(sharded.graph, target, log)
         steps = self.fuse.apply(sharded, log)
         tiles = self.tile.apply(steps, target, log)
         collectives = self.collectives.apply(steps, padded_rows, self.lower.rounds, target, log)

@@ -15,11 +15,13 @@ from mkc.ir.facets import MNEMONICS
 from mkc.ir.infer import Types
 from mkc.ir.ops import Op
 from mkc.ir.ops_experts import ExpertMlp
+from mkc.ir.ops_markov import MarkovWalk
 from mkc.ir.ops_mixing import LatentAttention
 from mkc.ir.ops_mixing import ScaleHeads
 from mkc.ir.ops_spec import Accept
 from mkc.ir.ops_spec import TopK
 from mkc.ir.types import DType
+from mkc.ir.types import TensorType
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,9 @@ class AllGather(Op):
     """x [rows, n], columns of one rank -> [rows, ranks * n]: those of all ranks, in their order.
 
     Several operands travel together and have a result each.
+
+    Attributes:
+      ranks: so many adjoining ranks gather among themselves; all of them, or a group.
     """
 
     mnemonic: ClassVar[str] = "all_gather"
@@ -53,6 +58,14 @@ class ShardedAccept(Accept):
     """`Accept` of logits whose columns are divided over the ranks."""
 
     mnemonic: ClassVar[str] = "sharded_accept"
+    ranks: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardedMarkovWalk(MarkovWalk):
+    """`MarkovWalk` of logits and successors whose vocabulary is divided over the ranks."""
+
+    mnemonic: ClassVar[str] = "sharded_markov_walk"
     ranks: int
 
 
@@ -101,6 +114,7 @@ RANK_OPS: tuple[type[Op], ...] = (
     PackedLatentAttention,
     ShardedAccept,
     ShardedExpertMlp,
+    ShardedMarkovWalk,
     ShardedScaleHeads,
     ShardedTopK,
 )
@@ -132,6 +146,14 @@ def _sharded_top_k(op: ShardedTopK, operands: Types, states: Types) -> Types:
 @INFER.register(ShardedAccept)
 def _sharded_accept(op: ShardedAccept, operands: Types, states: Types) -> Types:
     return _whole(op, Accept(rows=op.rows), operands, states)
+
+
+@INFER.register(ShardedMarkovWalk)
+def _sharded_markov_walk(op: ShardedMarkovWalk, operands: Types, states: Types) -> Types:
+    logits, predecessor, successor, tokens, *_ = operands
+    assert predecessor.shape[0] == op.ranks * logits.shape[1], f"{op}: {predecessor} is not whole"
+    assert successor.shape[0] == logits.shape[1], f"{op}: {successor} is not of one rank"
+    return (tokens, TensorType(dtype=DType.F32, axes=logits.axes[:1]))
 
 
 @INFER.register(ShardedScaleHeads)

@@ -32,16 +32,19 @@ def embed(op: ops.Embed, operands: Operands, context: ShardContext) -> Rule:
 def linear(op: ops.Linear, operands: Operands, context: ShardContext) -> Rule:
     """Column parallel on a replicated input, row parallel (partial sums) on a divided one.
 
-    Where that was chosen, the columns of all ranks are gathered. A projection to heads is divided
-    by them, so that they stay on their rank: its input is whole unless it has heads itself.
+    Where that was chosen, the columns of all ranks, or of adjoining ones, are gathered. A
+    projection to heads is divided by them, so that they stay on their rank: its input is whole
+    unless it has heads itself.
     """
     x = known(operands[0])
     weight = context.types[1]
     name = context.node.operands[1]
     if context.ranks == 1:
         return Rule(operands=(REPLICATED, REPLICATED), results=(REPLICATED,))
-    if name in context.gathered:
-        divided = Sharding(axis=0, shards=context.ranks)
+    if group := context.gathered.get(name):
+        divided = Sharding(
+            axis=0, shards=group, copies=context.ranks // group, cyclic=group < context.ranks
+        )
         return Rule(operands=(x, divided), results=(REPLICATED,), part=replace(divided, axis=1))
     if x.axis is None or (_has_heads(weight, 0) and not _has_heads(weight, 1)):
         divided = context.divide_units(weight, 0, name)

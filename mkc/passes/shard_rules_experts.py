@@ -12,7 +12,6 @@ from mkc.ir.facets import SHARD
 from mkc.ir.ops import Op
 from mkc.ir.ops_experts import ExpertMlp
 from mkc.ir.ops_experts import Route
-from mkc.ir.ops_markov import CutDrafts
 from mkc.ir.ops_mixing import CacheForm
 from mkc.ir.ops_mixing import LatentAttention
 from mkc.ir.ops_mixing import MixBlocks
@@ -30,7 +29,7 @@ from mkc.passes.shard_rules_spec import everywhere
 from mkc.passes.sharding import REPLICATED
 from mkc.passes.sharding import Sharding
 
-EVERYWHERE: tuple[type[Op], ...] = (CutDrafts, MixBlocks, ResidualBlocks, Route, StoreBlock)
+EVERYWHERE: tuple[type[Op], ...] = (MixBlocks, ResidualBlocks, Route, StoreBlock)
 for _op_type in EVERYWHERE:
     SHARD.register(_op_type)(everywhere)
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from mkc.ir import ops_markov
 from mkc.ir import ops_spec
 from mkc.ir.facets import SHARD
 from mkc.ir.ops import Op
 from mkc.passes.p10_shard import Rule
 from mkc.passes.p10_shard import ShardContext
 from mkc.passes.rank_ops import ShardedAccept
+from mkc.passes.rank_ops import ShardedMarkovWalk
 from mkc.passes.rank_ops import ShardedTopK
 from mkc.passes.shard_rules import Operands
 from mkc.passes.shard_rules import known
@@ -29,6 +31,7 @@ def everywhere(op: Op, operands: Operands, context: ShardContext) -> Rule:
 
 
 EVERYWHERE: tuple[type[Op], ...] = (
+    ops_markov.CutDrafts,
     ops_spec.BlockTokens,
     ops_spec.DynamicConv,
     ops_spec.KeptPositions,
@@ -88,3 +91,18 @@ def accept(op: ops_spec.Accept, operands: Operands, context: ShardContext) -> Ru
     divided = None if x.axis is None else ShardedAccept(rows=op.rows, ranks=context.ranks)
     others = (REPLICATED,) * (len(operands) - 1)
     return Rule(operands=(x, *others), results=(REPLICATED,) * 3, op=divided)
+
+
+@SHARD.register(ops_markov.MarkovWalk)
+def markov_walk(op: ops_markov.MarkovWalk, operands: Operands, context: ShardContext) -> Rule:
+    """Successors are divided like the logits that they correct; whose row comes next, every rank
+    learns from an exchange for each draft."""
+    logits = known(operands[0])
+    successor = replace(logits, axis=None if logits.axis is None else 0)
+    divided = None
+    if logits.axis is not None:
+        divided = ShardedMarkovWalk(rows=op.rows, ranks=context.ranks)
+    whole = (REPLICATED,) * 4
+    return Rule(
+        operands=(logits, REPLICATED, successor, *whole), results=(REPLICATED,) * 2, op=divided
+    )

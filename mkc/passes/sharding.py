@@ -3,7 +3,8 @@
 A `Sharding` divides one axis into `shards` equal runs of units, part by part, and gives shard
 rank // copies to each rank; `copies` is above one where there are fewer units than ranks, as with a
 few key heads on many devices. The ranks with one shard may divide it again along another axis, as
-groups of experts whose matrices several ranks share; then none of them are copies.
+groups of experts whose matrices several ranks share; then none of them are copies. Shards may also
+go round, so that every group of adjoining ranks holds the whole.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Sharding:
     once: of the copies only the first holds the weights, the others zeros, so that a sum over the
       ranks counts every unit once.
     inner: how the ranks with the same shard divide it further: one of its shards for each of them.
+    cyclic: rank r has shard r % shards: adjoining ranks, such as those of a host, have all shards.
     """
 
     axis: int | None = None
@@ -35,9 +37,14 @@ class Sharding:
     partial: bool = False
     once: bool = False
     inner: Sharding | None = None
+    cyclic: bool = False
 
     def __post_init__(self) -> None:
         assert self.inner is None or self.inner.shards == self.copies, f"{self}: ranks left over"
+
+    def shard_of(self, rank: int) -> int:
+        """Number of the shard that a rank has."""
+        return rank % self.shards if self.cyclic else rank // self.copies
 
     def local(self, type: TensorType) -> TensorType:
         """The type of one rank's shard."""
@@ -67,7 +74,8 @@ class ShardedGraph:
       full: the graph as the author wrote it; parameters keep the checkpoint's shapes there.
       ranks: size of the mesh.
       params, states: how each one is divided.
-      gathered: weights that are divided though every rank needs their whole result.
+      gathered: weights that are divided though every rank needs their whole result, and over how
+        many adjoining ranks.
       expert_groups: into how many groups of ranks experts are divided, by their first matrix.
     """
 
@@ -76,5 +84,5 @@ class ShardedGraph:
     ranks: int
     params: dict[str, Sharding]
     states: dict[str, Sharding]
-    gathered: frozenset[str] = frozenset()
+    gathered: dict[str, int] = field(default_factory=dict)
     expert_groups: dict[str, int] = field(default_factory=dict)

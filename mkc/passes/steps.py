@@ -16,8 +16,12 @@ from mkc.ir.graph import Carry
 from mkc.ir.graph import Graph
 from mkc.ir.graph import Node
 from mkc.ir.ops import MaskTokens
+from mkc.ir.ops_mixing import ResidualBlocks
+from mkc.ir.ops_mixing import StoreBlock
 from mkc.ir.types import DType
 from mkc.passes.sharding import ShardedGraph
+
+BLOCK_OPS = (ResidualBlocks, StoreBlock)
 
 
 class StepKind(StrEnum):
@@ -38,6 +42,8 @@ class StepKind(StrEnum):
     TOP_K = "top_k"
     ACCEPT = "accept"
     SELECTOR_WALK = "selector_walk"
+    MARKOV_WALK = "markov_walk"
+    CUT_DRAFTS = "cut_drafts"
     SCALAR = "scalar"
     BLOCKS = "blocks"
     LATENT_ATTENTION = "latent_attention"
@@ -150,11 +156,15 @@ def is_round(graph: Graph) -> bool:
 
 
 def scalar_arrays(graph: Graph) -> dict[str, str]:
-    """Values of a round that live in scalar memory -> the names of their arrays."""
+    """Values of a round that live in scalar memory -> the names of their arrays.
+
+    How many blocks are stored is no address: masks are made of it, so it lies beside the blocks.
+    """
     if not is_round(graph):
         return {}
     carried = [value for value in graph.inputs if value.name in graph.outputs]
-    values = [*carried, *(value for node in graph.body.nodes() for value in node.results)]
+    nodes = (one for one in graph.body.nodes() if not isinstance(one.op, BLOCK_OPS))
+    values = [*carried, *(value for node in nodes for value in node.results)]
     return {
         value.name: f"s_{python_name(value.name)}"
         for value in values

@@ -15,6 +15,7 @@ from mkc.ir import ops
 from mkc.ir import ops_spec
 from mkc.ir.graph import Node
 from mkc.ir.graph import StateKind
+from mkc.ir.ops_markov import MarkovWalk
 from mkc.ir.ops_mixing import LatentAttention
 from mkc.ir.types import DType
 from mkc.passes.p20_fuse import NARROW_ROWS
@@ -34,7 +35,9 @@ from mkc.schedule.program import StreamPlan
 ROW_TILE = 8  # f32 rows of a memory tile
 CACHE_ROW_TILE = 16  # bf16 rows: a cache row is written with its aligned block
 LARGEST_TILE = 256  # positions per tile: one push of the matrix unit, 128 KiB at 256 lanes
-UP = 3  # operand of latent attention: what keys and values are projected with
+# Operand that is multiplied as the checkpoint has it: what latents are projected with; what a walk
+# corrects logits with.
+MATRICES = {StepKind.LATENT_ATTENTION: 3, StepKind.MARKOV_WALK: 2}
 PAGE_SLOTS = 2  # the page in use and the next one
 STATE_SLOTS = 4  # in use, being written back, and two arriving
 FEWEST_CACHE_SLOTS = 3  # in use, and two arriving
@@ -149,8 +152,8 @@ class _Placer:
                 self.states(node)
             if item.kind is StepKind.NARROW_MATMUL:
                 self.narrow(item)
-            elif item.kind is StepKind.LATENT_ATTENTION:
-                self.matrix(item, item.nodes[0].operands[UP])
+            elif item.kind in MATRICES:
+                self.matrix(item, item.nodes[0].operands[MATRICES[item.kind]])
 
     def page(self, steps: list[Step], name: str, items: int) -> None:
         """One item holds all small vectors of one execution of the block."""
@@ -158,7 +161,7 @@ class _Placer:
         at = 0
         readers = []
         for step in steps:
-            if step.kind not in (StepKind.VECTOR, StepKind.ROUTE):
+            if step.kind not in (StepKind.VECTOR, StepKind.ROUTE, StepKind.MARKOV_WALK):
                 continue
             for node in step.nodes:
                 for vector in self.vectors(node):
@@ -194,8 +197,8 @@ class _Placer:
         params = self.graph.sharded.graph.params
         found = []
         for name in node.operands:
-            if name not in params:
-                continue
+            if name not in params or isinstance(node.op, MarkovWalk) and name in node.operands[:3]:
+                continue  # tables and matrices are no vectors
             shape = params[name].type.shape
             if isinstance(node.op, ops.CausalConv | ops_spec.KeptConv):
                 found += [
@@ -249,7 +252,7 @@ class _Placer:
                 items=param.instances,
                 slots=min(PAGE_SLOTS, param.instances),
                 writes_back=False,
-                purpose="weights of one layer that its attention is folded with",
+                purpose="weights that are multiplied as the checkpoint has them",
             )
         )
 

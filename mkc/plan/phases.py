@@ -30,6 +30,7 @@ from mkc.schedule.program import View
 from mkc.schedule.program import phases_of
 from mkc.schedule.round_phases import AcceptPhase
 from mkc.schedule.round_phases import KeptDeltaRulePhase
+from mkc.schedule.round_phases import MarkovWalkPhase
 from mkc.schedule.round_phases import Remembered
 from mkc.schedule.round_phases import RowsAttentionPhase
 from mkc.schedule.round_phases import SelectorWalkPhase
@@ -209,6 +210,8 @@ def _bytes(program: Program, phase: Phase) -> int:
             return sum(_item_bytes(program, one) for one in names) * program.batch
         case SelectorWalkPhase():
             return program.rows * (phase.k + 1) * phase.rank * BF16_BYTES
+        case MarkovWalkPhase():
+            return program.rows * phase.rank * BF16_BYTES
         case AttentionPhase() | RowsAttentionPhase() | LatentAttentionPhase():
             cache = next(one for one in program.caches if one.name == phase.cache)
             positions = min(cache.context, cache.window or cache.context)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
+from functools import cached_property
 from math import prod
 from threading import local
 
@@ -27,7 +28,9 @@ from mkc.runtime.layout import PackPiece
 from mkc.runtime.layout import Source
 from mkc.runtime.layout import TablePiece
 from mkc.runtime.layout import TapePiece
+from mkc.runtime.pack import LoadTensor
 from mkc.runtime.pack import Packer
+from mkc.runtime.pack import expert_plan
 from mkc.runtime.shards import Array
 from mkc.runtime.shards import Run
 from mkc.schedule.program import TAPE_LANES
@@ -66,6 +69,10 @@ class BlockReader:
     lowered: Lowered
     _buffers: _Buffers = field(default_factory=lambda: _Buffers(), repr=False)
 
+    @cached_property
+    def _load(self) -> LoadTensor:
+        return self.checkpoint.loader(self.lowered.steps.sharded.full)
+
     def contents(
         self,
         piece: PackPiece,
@@ -88,7 +95,7 @@ class BlockReader:
             case TablePiece():
                 yield self._table(piece, block, not_finite)
             case ItemPiece():
-                yield from self._item(piece, not_finite, wanted)
+                yield from self._item(piece, block, not_finite, wanted)
             case _:
                 raise AssertionError(f"a piece of an unknown kind: {piece}")
 
@@ -159,17 +166,17 @@ class BlockReader:
         return Content(ranks=(0,), array=out)
 
     def _item(
-        self, piece: ItemPiece, not_finite: set[str], wanted: Collection[int]
+        self, piece: ItemPiece, block: int, not_finite: set[str], wanted: Collection[int]
     ) -> Iterator[Content]:
-        """Small vectors and narrow weights: each tensor is read once for all ranks."""
+        """Small vectors, narrow weights and experts: each tensor is read once for all ranks."""
         program = self.lowered.program
-        load = self.checkpoint.loader(self.lowered.steps.sharded.full)
         seen: dict[str, Array] = {}
 
         def load_once(name: str) -> Array:
             if name not in seen:
-                seen[name] = load(name)
-                if not np.isfinite(seen[name].astype(np.float32)).all():
+                seen[name] = self._load(name)
+                is_bytes = seen[name].dtype == np.uint8
+                if not is_bytes and not np.isfinite(seen[name].astype(np.float32)).all():
                     not_finite.add(name)
             return seen[name]
 
@@ -181,8 +188,14 @@ class BlockReader:
             "matrix": packer.matrix_item,
             "experts": packer.expert_item,
         }[role]
+        # Ranks that share tensors: those of a group have slices of the same expert.
+        together = expert_plan(program, piece.operand).slices if role == "experts" else 0
+        group = 0
         for rank in wanted:
-            yield Content(ranks=(rank,), array=build(piece.operand, piece.instance, rank))
+            if together and rank // together != group:
+                group = rank // together
+                seen.clear()
+            yield Content(ranks=(rank,), array=build(piece.operand, piece.first + block, rank))
 
 
 def _alike(piece: TapePiece, ranks: list[int]) -> dict[LocalMatrix, tuple[int, ...]]:

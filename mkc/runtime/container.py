@@ -52,7 +52,7 @@ from mkc.runtime.manifest import source_identity
 from mkc.runtime.manifest import source_times
 from mkc.runtime.manifest import sync_folder
 from mkc.runtime.manifest import write_manifest
-from mkc.runtime.pack import DTYPES
+from mkc.runtime.pack import OPERAND_DTYPES
 from mkc.runtime.shards import Array
 
 type Progress = Callable[[int], None]  # called with the bytes that were just finished
@@ -416,7 +416,7 @@ def load_packed(
 
 def _mapped(folder: Path, file: PackedFile, name: str) -> Array:
     tensor = file.tensors[name]
-    dtype = np.dtype(DTYPES[tensor.operand.dtype])
+    dtype = np.dtype(OPERAND_DTYPES[tensor.operand.dtype])
     mapped = np.memmap(
         folder / file.name,
         np.uint8,

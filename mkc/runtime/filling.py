@@ -32,7 +32,7 @@ from mkc.runtime.blocks import BlockReader
 from mkc.runtime.checkpoint import Checkpoint
 from mkc.runtime.layout import PackPiece
 from mkc.runtime.layout import pack_layout
-from mkc.runtime.pack import DTYPES
+from mkc.runtime.pack import OPERAND_DTYPES
 from mkc.runtime.placement import local_ranks
 from mkc.runtime.placement import place_ranks
 from mkc.schedule.program import Operand
@@ -165,7 +165,7 @@ class _Filling:
         fill = partial(self._fill, portion, parts)
         for names in self.pool.map(fill, portion.blocks):
             self.not_finite.update(names)
-        dtype = np.dtype(DTYPES[operand.dtype])
+        dtype = np.dtype(OPERAND_DTYPES[operand.dtype])
         return {
             rank: one.view(dtype).reshape(-1, *operand.shape[1:]) for rank, one in parts.items()
         }
@@ -190,7 +190,7 @@ def zeros(operand: Operand, format_: Any, ranks: int) -> jax.Array:
     """An operand of zeros, made where it is to be."""
     shape = (ranks * operand.shape[0], *operand.shape[1:])
     make = jax.jit(
-        partial(jnp.zeros, shape, np.dtype(DTYPES[operand.dtype])), out_shardings=format_
+        partial(jnp.zeros, shape, np.dtype(OPERAND_DTYPES[operand.dtype])), out_shardings=format_
     )
     found: jax.Array = make()
     return found

@@ -20,6 +20,7 @@ from mkc.passes.pipeline import Lowered
 from mkc.passes.sharding import ShardedGraph
 from mkc.passes.sharding import Sharding
 from mkc.runtime.pack import executions
+from mkc.runtime.pack import expert_plan
 from mkc.runtime.pack import narrow_phase
 from mkc.runtime.safetensors_file import header_bytes
 from mkc.runtime.shards import Run
@@ -103,9 +104,13 @@ class TapePiece(PackPiece):
 
 @dataclass(frozen=True, kw_only=True)
 class ItemPiece(PackPiece):
-    """One item of a page, narrow or matrix stream, or one expert."""
+    """Items of a page, narrow or matrix stream, or experts; each is a block.
 
-    instance: int
+    Attributes:
+      first: number of the first one.
+    """
+
+    first: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,14 +227,16 @@ def _pieces(program: Program, sharded: ShardedGraph) -> Iterator[PackPiece]:
             yield from _table_pieces(sharded, operand)
         elif operand.role in ("page", "narrow", "matrix", "experts"):
             item = prod(operand.shape[1:]) * operand.dtype.bytes
-            for instance in range(operand.shape[0]):
+            together = max(1, PIECE_BYTES // item)
+            for first in range(0, operand.shape[0], together):
+                count = min(together, operand.shape[0] - first)
                 yield ItemPiece(
                     operand=operand.name,
-                    label=f"{operand.name}[{instance}]",
-                    start=instance * item,
-                    bytes=item,
+                    label=f"{operand.name} items {first} to {first + count}",
+                    start=first * item,
+                    bytes=count * item,
                     block_bytes=item,
-                    instance=instance,
+                    first=first,
                 )
 
 
@@ -268,8 +275,8 @@ def local_matrix(
     zeros: set[bool] = set()
     for piece in pieces:
         param, sharding = sharded.full.params[piece.param], sharded.params[piece.param]
-        tensor = param.tensor_names()[instance]
-        shard = rank // sharding.copies
+        tensor = param.tensor_name(instance)
+        shard = sharding.shard_of(rank)
         zeros.add(holds_zeros(sharding, rank))
         divides_rows = sharding.axis == 0
         columns.add(shard_runs(param.type, sharding, shard) if sharding.axis == 1 else None)
@@ -308,7 +315,7 @@ def _table_pieces(sharded: ShardedGraph, operand: Operand) -> Iterator[TablePiec
             start=start,
             bytes=min(together, total - start),
             block_bytes=block,
-            tensor=param.tensor_names()[0],
+            tensor=param.tensor_name(0),
             tensor_bytes=param.type.elements * ELEMENT,
         )
 
@@ -325,7 +332,7 @@ def _lines(lowered: Lowered) -> Iterator[str]:
         if operand.role == "table":
             yield f"table {place}: {_weight(sharded, operand.param, 0)}"
         elif operand.role == "experts":
-            plan = next(one for one in program.experts if operand.name.startswith(one.name))
+            plan = expert_plan(program, operand.name)
             weights = " + ".join(_weight(sharded, key, None) for key in plan.params)
             yield f"experts {place} {plan.groups} groups of {plan.slices}: {weights}"
         elif operand.role == "matrix":
@@ -358,7 +365,7 @@ def _weight(sharded: ShardedGraph, key: str, instance: int | None) -> str:
 
 def _names(param: Param, instance: int | None) -> str:
     if instance is not None:
-        return param.tensor_names()[instance]
+        return param.tensor_name(instance)
     indices = ",".join(str(one) for one in param.indices)
     return f"{param.pattern} of {indices}" if indices else param.pattern
 

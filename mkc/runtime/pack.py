@@ -11,9 +11,10 @@ import numpy as np
 
 from mkc.ir.types import DType
 from mkc.passes.sharding import ShardedGraph
-from mkc.runtime.pack_experts import expert_entry
+from mkc.runtime.pack_experts import ExpertPacker
 from mkc.runtime.shards import Array
 from mkc.runtime.shards import take_shard
+from mkc.schedule.expert_store import ExpertPlan
 from mkc.schedule.program import TAPE_LANES
 from mkc.schedule.program import VECTOR_LANES
 from mkc.schedule.program import Loop
@@ -33,6 +34,8 @@ DTYPES = {
     DType.E2M1X2: np.uint8,
     DType.E8M0: np.uint8,
 }
+# The same in the operands of a kernel, which takes bytes of codes and scales as signed ones.
+OPERAND_DTYPES = DTYPES | {DType.E2M1X2: np.int8}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +67,7 @@ class Packer:
 
     def _tensor(self, key: str, instance: int, rank: int) -> Array:
         param = self.sharded.full.params[key]
-        full = self.load(param.tensor_names()[instance])
+        full = self.load(param.tensor_name(instance))
         assert full.shape == param.type.shape, f"{key}: {full.shape}, expected {param.type.shape}"
         return take_shard(full, param.type, self.sharded.params[key], rank)
 
@@ -115,12 +118,10 @@ class Packer:
 
     def expert_item(self, name: str, entry: int, rank: int) -> Array:
         """One entry of an operand of experts."""
-        arrays = {one.gate_up_array: one for one in self.program.experts}
-        arrays |= {one.down_array: one for one in self.program.experts}
-        plan = arrays[name]
+        plan = expert_plan(self.program, name)
         ring = next(one for one in self.program.expert_rings if one.name == plan.ring)
-        found = expert_entry(plan, ring.slice, self.sharded, self.load, entry=entry, rank=rank)
-        return found.gate_up if name == plan.gate_up_array else found.down
+        packer = ExpertPacker(plan=plan, held=ring.slice, sharded=self.sharded, load=self.load)
+        return packer.entry(name, entry, rank)
 
     def _page(self, name: str, rank: int) -> Array:
         items = next(one.shape[0] for one in self.program.operands if one.name == name)
@@ -145,10 +146,15 @@ class Packer:
 
     def _table(self, name: str, rank: int) -> Array:
         operand = next(one for one in self.program.operands if one.name == name)
-        full = self.load(self.sharded.full.params[operand.param].tensor_names()[0])
+        full = self.load(self.sharded.full.params[operand.param].tensor_name(0))
         table = np.zeros(operand.shape, ml_dtypes.bfloat16)
         table[: full.shape[0]] = full
         return table
+
+
+def expert_plan(program: Program, name: str) -> ExpertPlan:
+    """The mixture that an operand of experts belongs to."""
+    return next(one for one in program.experts if name in (one.gate_up_array, one.down_array))
 
 
 def narrow_phase(program: Program, name: str) -> NarrowMatmulPhase:

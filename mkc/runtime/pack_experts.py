@@ -26,47 +26,57 @@ from mkc.schedule.expert_store import whole
 type Array = NDArray[Any]
 type LoadTensor = Callable[[str], Array]
 
+MATRICES = 3  # of an expert: gate, up and down
+
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
-    """An expert of one layer and rank: gate beside up, and down, as the kernel's arrays hold it."""
+class ExpertPacker:
+    """Builds the entries of a mixture's arrays.
 
-    gate_up: Array
-    down: Array
+    Attributes:
+      held: what an entry is.
+      load: reads a tensor of the checkpoint by name; called again for every rank.
+    """
 
+    plan: ExpertPlan
+    held: ExpertSlice
+    sharded: ShardedGraph
+    load: LoadTensor
 
-def expert_entry(
-    plan: ExpertPlan,
-    held: ExpertSlice,
-    sharded: ShardedGraph,
-    load: LoadTensor,
-    *,
-    entry: int,
-    rank: int,
-) -> Entry:
-    """Entry number `entry` of a rank's arrays."""
-    layer, local = divmod(entry, plan.local)
-    group, place = divmod(rank, plan.slices)
-    expert = group * plan.local + local
+    def entry(self, array: str, entry: int, rank: int) -> Array:
+        """Entry number `entry` of one of the plan's arrays, of a rank."""
+        return (self._gate_up if array == self.plan.gate_up_array else self._down)(entry, rank)
 
-    def tensor(key: str) -> Array:
-        """One matrix of the expert, of its width only this rank's slice: [out, in]."""
-        param = sharded.full.params[key]
-        name = param.tensor_names()[layer * param.type.shape[0] + expert]
-        return _slice(load(name), sharded.params[key], plan, place)
+    def _gate_up(self, entry: int, rank: int) -> Array:
+        matrices = [self._matrix(number, self.held.inner, entry, rank) for number in (0, 1)]
+        return self._filled(np.concatenate(matrices, axis=1), self.held.gate_up)
 
-    tensors = [tensor(key) for key in plan.params]
-    if held.dtype is DType.E2M1X2:
-        gate, up, down = (
-            _packed(*tensors[at : at + 2], rows=rows)
-            for at, rows in ((0, held.inner), (2, held.inner), (4, whole(held.width, CODE_ROWS)))
-        )
-        dtype: Any = np.int8
-    else:
-        gate, up, down = (one.T for one in tensors)
-        dtype = ml_dtypes.bfloat16
-    both = np.concatenate([gate, up], axis=1)
-    return Entry(gate_up=_filled(both, held.gate_up, dtype), down=_filled(down, held.down, dtype))
+    def _down(self, entry: int, rank: int) -> Array:
+        inputs = whole(self.held.width, CODE_ROWS)
+        return self._filled(self._matrix(2, inputs, entry, rank), self.held.down)
+
+    def _matrix(self, number: int, inputs: int, entry: int, rank: int) -> Array:
+        """Matrix `number` of gate, up and down as rows: those of inputs, or of their bytes."""
+        each = len(self.plan.params) // MATRICES
+        keys = self.plan.params[number * each : (number + 1) * each]
+        tensors = [self._tensor(key, entry, rank) for key in keys]
+        if self.held.dtype is DType.E2M1X2:
+            return _bytes(*tensors, inputs=inputs)
+        return tensors[0].T
+
+    def _tensor(self, key: str, entry: int, rank: int) -> Array:
+        """A tensor of one expert, of its width only the rank's slice: [out, in]."""
+        layer, local = divmod(entry, self.plan.local)
+        group, place = divmod(rank, self.plan.slices)
+        name = self.sharded.full.params[key].tensor_name(layer, group * self.plan.local + local)
+        return _slice(self.load(name), self.sharded.params[key], self.plan, place)
+
+    def _filled(self, matrix: Array, shape: tuple[int, int]) -> Array:
+        """The matrix with zeros around it."""
+        packed = self.held.dtype is DType.E2M1X2
+        filled = np.zeros(shape, np.int8 if packed else ml_dtypes.bfloat16)
+        filled[: matrix.shape[0], : matrix.shape[1]] = matrix.view(np.int8) if packed else matrix
+        return filled
 
 
 def _slice(tensor: Array, sharding: Sharding, plan: ExpertPlan, place: int) -> Array:
@@ -80,17 +90,9 @@ def _slice(tensor: Array, sharding: Sharding, plan: ExpertPlan, place: int) -> A
     return np.take(tensor, range(place * size, (place + 1) * size), axis=axis)
 
 
-def _packed(codes: Array, scales: Array, *, rows: int) -> Array:
-    """Codes [out, in / 2] and scales [out, in / 32] as rows of bytes: codes of `rows` inputs, those
-    that are missing zero, then scales."""
-    padded = np.zeros((rows // CODES_PER_BYTE, codes.shape[0]), np.uint8)
+def _bytes(codes: Array, scales: Array, *, inputs: int) -> Array:
+    """Codes [out, in / 2] and scales [out, in / 32] as rows of bytes: codes of `inputs` inputs,
+    those that are missing zero, then scales."""
+    padded = np.zeros((inputs // CODES_PER_BYTE, codes.shape[0]), np.uint8)
     padded[: codes.shape[1]] = codes.T
     return np.concatenate([padded, scales.T.astype(np.uint8)], axis=0)
-
-
-def _filled(matrix: Array, shape: tuple[int, int], dtype: Any) -> Array:
-    """The matrix with zeros around it."""
-    filled = np.zeros(shape, dtype)
-    bits = matrix.view(np.int8) if dtype is np.int8 else matrix.astype(dtype)
-    filled[: matrix.shape[0], : matrix.shape[1]] = bits
-    return filled

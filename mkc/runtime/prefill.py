@@ -24,12 +24,12 @@ from jax.sharding import PartitionSpec
 
 from mkc.ir.graph import Graph
 from mkc.ir.reference import COMPILER_OPTIONS
-from mkc.ir.reference_ops import DTYPES
 from mkc.ir.rows import with_rows_per_sequence
 from mkc.passes.p10_shard import Shard
 from mkc.passes.pipeline import Lowered
 from mkc.prompt_blocks import block_sizes
 from mkc.prompt_blocks import divide_prompt
+from mkc.runtime.pack import OPERAND_DTYPES
 from mkc.runtime.prefill_graph import GraphWalk
 from mkc.runtime.prefill_graph import Rows
 from mkc.runtime.prefill_ops import AXIS
@@ -163,7 +163,7 @@ class PrefillProgram:
             ranks = 1 if operand.role == "table" else self.lowered.program.ranks
             return jax.ShapeDtypeStruct(
                 (ranks * operand.shape[0], *operand.shape[1:]),
-                DTYPES[operand.dtype],
+                OPERAND_DTYPES[operand.dtype],
                 sharding=NamedSharding(self.mesh, _partition(operand)),
             )
 

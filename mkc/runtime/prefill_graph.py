@@ -20,6 +20,8 @@ from jax import lax
 
 from mkc.errors import UnsupportedOpError
 from mkc.ir import ops
+from mkc.ir import ops_experts
+from mkc.ir import ops_mixing
 from mkc.ir import ops_spec
 from mkc.ir.facets import REFERENCE
 from mkc.ir.graph import Graph
@@ -31,13 +33,18 @@ from mkc.ir.reference_ops import by_sequence
 from mkc.ir.reference_ops import storage_dtype
 from mkc.ir.reference_ops import wide
 from mkc.passes.rank_ops import AllGather
+from mkc.passes.rank_ops import JoinParts
+from mkc.passes.rank_ops import ShardedScaleHeads
 from mkc.passes.streams import rotary_frequencies
+from mkc.runtime.prefill_experts import expert_sum
+from mkc.runtime.prefill_latent import attend_latents
 from mkc.runtime.prefill_ops import AXIS
 from mkc.runtime.prefill_ops import append_rows
 from mkc.runtime.prefill_ops import argmax_over_ranks
 from mkc.runtime.prefill_ops import attend
 from mkc.runtime.prefill_ops import chunked_delta_rule
 from mkc.runtime.prefill_ops import contract
+from mkc.runtime.prefill_ops import gathered
 from mkc.runtime.prefill_ops import sum_over_ranks
 from mkc.runtime.prefill_ops import tape_product
 from mkc.runtime.prefill_state import Memory
@@ -212,8 +219,17 @@ class GraphWalk:
                 return ()
             case ops_spec.ReadTaps() as op:
                 return (self.read_taps(op, node, memory),)
-            case AllGather():
-                return (lax.all_gather(scope.values[node.operands[0]], AXIS, axis=1, tiled=True),)
+            case ops_mixing.LatentAttention() as op:
+                return (self.latent_attention(op, node, scope, memory),)
+            case ShardedScaleHeads() as op:
+                return (self.scale_heads(op, node, scope),)
+            case ops_experts.ExpertMlp() as op:
+                return (self.experts(op, node, scope),)
+            case AllGather() as op:
+                return tuple(gathered(scope.values[name], op.ranks) for name in node.operands)
+            case JoinParts():
+                parts = [scope.values[name] for name in node.operands]
+                return (jnp.concatenate(parts, axis=1),)
             case ops.AllReduce() as op:
                 partial = scope.values[node.operands[0]]
                 return (sum_over_ranks(partial, op.ranks, self.dtype(node)),)
@@ -262,7 +278,7 @@ class GraphWalk:
             for row in rows
         ]
         if rows[0].tap is None:
-            return parts[0]
+            return parts[0].reshape(self.graph.params[name].type.shape)
         return jnp.stack(parts, axis=-1)[:, None, :]  # a convolution weight [channels, 1, taps]
 
     def linear(self, node: Node, scope: _Scope) -> Array:
@@ -272,10 +288,10 @@ class GraphWalk:
         scope.uses[weight] += 1
         key = (use.phase.id, value)
         if key not in scope.products:
-            product = self.product(scope.values[value], use, scope.instance)
-            scope.products[key] = product.astype(self.dtype(node))
-        piece = use.piece
-        return scope.products[key][:, piece.column : piece.column + piece.width]
+            scope.products[key] = self.product(scope.values[value], use, scope.instance)
+        # Rounded whole, so that what shares a product and its dtype shares the rounded one, too.
+        piece, rounded = use.piece, scope.products[key].astype(self.dtype(node))
+        return rounded[:, piece.column : piece.column + piece.width]
 
     def product(self, x: Array, use: Projection, instance: Array) -> Array:
         """x [rows, K] times the whole matrix, f32 [rows, columns and their padding]."""
@@ -328,6 +344,9 @@ class GraphWalk:
         for key, name in zip(states, names, strict=True):
             new, array = by_sequence(scope.values[name], self.graph.batch), self.states[key].array
             flat = new.reshape(*new.shape[:2], -1)
+            # Lanes behind those of a row are zero.
+            missing = memory[array].shape[-1] - flat.shape[-1]
+            flat = jnp.pad(flat, ((0, 0), (0, 0), (0, missing)))
             memory[array] = append_rows(
                 memory[array], flat, scope.instance, rows.slots, rows.starts, rows.counts
             )
@@ -342,6 +361,56 @@ class GraphWalk:
             q, keys, values, scope.instance, rows.slots, rows.positions, kv_heads, op.scale
         )
         return out.reshape(node.results[0].type.shape).astype(self.dtype(node))
+
+    def latent_attention(
+        self, op: ops_mixing.LatentAttention, node: Node, scope: _Scope, memory: Memory
+    ) -> Array:
+        lanes, rows = self.graph.batch, self.rows
+        self.append(node.states, node.operands[2:4], scope, memory)
+        q, shared_q = (by_sequence(scope.values[name], lanes) for name in node.operands[:2])
+        up = self.weights[scope.index.matrices[node.operands[4]]]
+        latents, shared_keys = (memory[self.states[key].array] for key in node.states)
+        out = attend_latents(
+            q,
+            shared_q,
+            lax.dynamic_index_in_dim(up, scope.instance, keepdims=False),
+            latents,
+            shared_keys,
+            scope.instance,
+            rows.slots,
+            rows.positions,
+            op.scale,
+        )
+        return out.reshape(node.results[0].type.shape).astype(self.dtype(node))
+
+    def scale_heads(self, op: ShardedScaleHeads, node: Node, scope: _Scope) -> Array:
+        """With the factors of this rank's heads."""
+        x, factors = (self.operand(name, scope) for name in node.operands)
+        first = lax.axis_index(AXIS) // op.copies * x.shape[1]
+        own = lax.dynamic_slice_in_dim(wide(factors), first, x.shape[1])
+        return (wide(x) * own[:, None]).astype(self.dtype(node))
+
+    def experts(self, op: ops_experts.ExpertMlp, node: Node, scope: _Scope) -> Array:
+        x, ids, weights = (scope.values[name] for name in node.operands[:3])
+        use = scope.index.experts[node.operands[3:]]
+        total = expert_sum(
+            op,
+            use,
+            x,
+            ids,
+            weights,
+            self.counted(x.shape[0]),
+            gate_up=self.weights[use.plan.gate_up_array],
+            down=self.weights[use.plan.down_array],
+            layer=scope.instance,
+        )
+        return total.astype(self.dtype(node))
+
+    def counted(self, rows: int) -> Array:
+        """Which of all rows, or of the last rows of every lane, are not padding."""
+        valid = self.rows.valid
+        every = valid.reshape(-1)
+        return every if rows == every.size else jnp.any(valid, axis=1)
 
 
 def first_row(rows: tuple[int, ...], instance: Array) -> Array:

@@ -5,6 +5,8 @@ Shapes: L sequences (lanes) of T consecutive rows. Padding rows (see `Graph.inpu
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 from jax import Array
 from jax import lax
@@ -23,6 +25,9 @@ ATTENTION_TILE = 512  # positions per step: scores are [lanes, heads, T, 512] wh
 # that its exponential against any real score is zero.
 MASKED = -1e30
 HIGHEST = lax.Precision.HIGHEST
+
+# Largest score so far, sum of exponentials, and the values weighted with them.
+type Softmax = tuple[Array, Array, Array]
 
 
 def chunked_delta_rule(
@@ -177,8 +182,7 @@ def attend(
         ]
         return jnp.concatenate(parts, axis=1).reshape(lanes, tile, kv_heads, dim)
 
-    def one_tile(number: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        maximum, total, mixed = carry
+    def one_tile(number: Array, carry: Softmax) -> Softmax:
         # The last tile of a context that is no multiple of tiles overlaps the one before.
         first = jnp.minimum(number * tile, context - tile)
         column = first + jnp.arange(tile)
@@ -186,34 +190,61 @@ def attend(
             "ltgqd,lcgd->lgqtc", queries, fetch(keys, first), preferred_element_type=jnp.float32
         )
         visible = (column <= seen_until) & (column >= number * tile)
-        scores = jnp.where(visible, scores * scale, MASKED)
-        new_maximum = jnp.maximum(maximum, jnp.max(scores, axis=-1, keepdims=True))
-        weights = jnp.where(visible, jnp.exp(scores - new_maximum), 0.0)
-        correction = jnp.exp(maximum - new_maximum)
         written = (column <= jnp.maximum(last, 0)[:, None])[:, :, None, None]
         value = jnp.where(written, fetch(values, first), 0)
-        added = jnp.einsum(
-            "lgqtc,lcgd->lgqtd",
-            weights.astype(value.dtype),
-            value,
-            preferred_element_type=jnp.float32,
-        )
-        return (
-            new_maximum,
-            total * correction + jnp.sum(weights, axis=-1, keepdims=True),
-            mixed * correction + added,
-        )
+
+        def mix(weights: Array) -> Array:
+            return jnp.einsum(
+                "lgqtc,lcgd->lgqtd",
+                weights.astype(value.dtype),
+                value,
+                preferred_element_type=jnp.float32,
+            )
+
+        return with_tile(carry, scores * scale, visible, mix)
 
     shape = (lanes, kv_heads, heads // kv_heads, rows)
-    empty = (
-        jnp.full((*shape, 1), MASKED, jnp.float32),
-        jnp.zeros((*shape, 1), jnp.float32),
-        jnp.zeros((*shape, dim), jnp.float32),
-    )
     tiles = jnp.max(jnp.maximum(last, 0)) // tile + 1
-    _, total, mixed = lax.fori_loop(0, tiles, one_tile, empty)
+    _, total, mixed = lax.fori_loop(0, tiles, one_tile, no_tiles((*shape, dim)))
     # [L, kv heads, group, T, dim] -> [L, T, heads, dim]
     return jnp.moveaxis(mixed / total, 3, 1).reshape(lanes, rows, heads, dim)
+
+
+def no_tiles(shape: tuple[int, ...]) -> Softmax:
+    """Before the first tile; `shape` is that of the result."""
+    single = (*shape[:-1], 1)
+    maximum = jnp.full(single, MASKED, jnp.float32)
+    return maximum, jnp.zeros(single, jnp.float32), jnp.zeros(shape, jnp.float32)
+
+
+def with_tile(
+    carry: Softmax, scores: Array, visible: Array, mix: Callable[[Array], Array]
+) -> Softmax:
+    """A softmax over positions, with those of one more tile.
+
+    Args:
+      scores: f32 [..., rows, tile].
+      visible: bool like scores.
+      mix: weights like scores -> their sum of the tile's values, [..., rows, dim].
+    """
+    maximum, total, mixed = carry
+    scores = jnp.where(visible, scores, MASKED)
+    new_maximum = jnp.maximum(maximum, jnp.max(scores, axis=-1, keepdims=True))
+    weights = jnp.where(visible, jnp.exp(scores - new_maximum), 0.0)
+    correction = jnp.exp(maximum - new_maximum)
+    return (
+        new_maximum,
+        total * correction + jnp.sum(weights, axis=-1, keepdims=True),
+        mixed * correction + mix(weights),
+    )
+
+
+def gathered(part: Array, ranks: int) -> Array:
+    """Columns [rows, n] of so many adjoining ranks side by side, [rows, ranks * n]."""
+    parts = lax.all_gather(part, AXIS)  # [all ranks, rows, n]
+    first = lax.axis_index(AXIS) // ranks * ranks
+    own: Array = lax.dynamic_slice_in_dim(parts, first, ranks)
+    return jnp.moveaxis(own, 0, 1).reshape(part.shape[0], -1)
 
 
 def sum_over_ranks(partial: Array, ranks: int, dtype: jnp.dtype) -> Array:

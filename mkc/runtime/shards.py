@@ -49,7 +49,7 @@ def take_shard(full: Array, type: TensorType, sharding: Sharding, rank: int) -> 
         return full
     if holds_zeros(sharding, rank):
         return np.zeros_like(_pieces(full, type, sharding, 0))
-    return _pieces(full, type, sharding, rank // sharding.copies)
+    return _pieces(full, type, sharding, sharding.shard_of(rank))
 
 
 def _pieces(full: Array, type: TensorType, sharding: Sharding, shard: int) -> Array:
@@ -65,7 +65,7 @@ def join_shards(shards: list[Array], type: TensorType, sharding: Sharding) -> Ar
     """The full tensor from the shards of all ranks; of copies the first rank's is taken."""
     if sharding.axis is None:
         return shards[0]
-    different = shards[:: sharding.copies]
+    different = shards[: sharding.shards] if sharding.cyclic else shards[:: sharding.copies]
     parts = []
     start = 0
     for part in type.axes[sharding.axis].parts:

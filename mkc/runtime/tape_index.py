@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from math import gcd
 
 from mkc.runtime.pack import executions
+from mkc.schedule.expert_phases import ExpertsPhase
+from mkc.schedule.expert_store import ExpertPlan
+from mkc.schedule.expert_store import ExpertSlice
+from mkc.schedule.mixing_phases import LatentAttentionPhase
 from mkc.schedule.program import EmbedPhase
 from mkc.schedule.program import Loop
 from mkc.schedule.program import MatmulPhase
@@ -41,6 +45,19 @@ class Projection:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExpertUse:
+    """A mixture of experts.
+
+    Attributes:
+      plan: where its matrices lie.
+      held: what an entry of them is.
+    """
+
+    plan: ExpertPlan
+    held: ExpertSlice
+
+
+@dataclass(frozen=True, kw_only=True)
 class BlockIndex:
     """The weights of one block, regions left out.
 
@@ -49,6 +66,8 @@ class BlockIndex:
       tables: weight key -> operand.
       page: operand with the small vectors, one item per execution; empty without vectors.
       vectors: parameter key -> its rows in an item; one for each tap of a convolution weight.
+      matrices: weight key -> operand that has it as the checkpoint does, an item per execution.
+      experts: keys of the matrices of a mixture -> where they lie.
       inner: the repeat regions in order.
     """
 
@@ -56,6 +75,8 @@ class BlockIndex:
     tables: dict[str, str]
     page: str
     vectors: dict[str, tuple[PageRow, ...]]
+    matrices: dict[str, str]
+    experts: dict[tuple[str, ...], ExpertUse]
     inner: tuple[BlockIndex, ...]
 
 
@@ -82,6 +103,8 @@ def _block(
     arrays = {stream.name: stream.array for stream in program.streams}
     projections: dict[str, tuple[Projection, ...]] = {}
     tables: dict[str, str] = {}
+    matrices: dict[str, str] = {}
+    experts: dict[tuple[str, ...], ExpertUse] = {}
     page = ""
     for phase in body:
         if isinstance(phase, MatmulPhase | NarrowMatmulPhase):
@@ -93,6 +116,12 @@ def _block(
                 projections[piece.param] = (*projections.get(piece.param, ()), use)
         elif isinstance(phase, EmbedPhase):
             tables[phase.param] = phase.table
+        elif isinstance(phase, LatentAttentionPhase):
+            operand = next(one for one in program.operands if one.name == arrays[phase.up])
+            matrices[operand.param] = operand.name
+        elif isinstance(phase, ExpertsPhase):
+            mixture = _experts(program, phase.experts)
+            experts[mixture.plan.params] = mixture
         elif isinstance(phase, StreamWaitPhase) and phase.stream in program.pages:
             assert not page, f"a block with two pages, {page} and {phase.stream}"
             page = phase.stream
@@ -104,5 +133,13 @@ def _block(
         tables=tables,
         page=arrays[page] if page else "",
         vectors=vectors,
+        matrices=matrices,
+        experts=experts,
         inner=tuple(_block(program, one.body, rows) for one in body if isinstance(one, Loop)),
     )
+
+
+def _experts(program: Program, name: str) -> ExpertUse:
+    plan = next(one for one in program.experts if one.name == name)
+    ring = next(one for one in program.expert_rings if one.name == plan.ring)
+    return ExpertUse(plan=plan, held=ring.slice)

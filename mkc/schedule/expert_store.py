@@ -14,7 +14,10 @@ CODE_ROWS = 64  # of a tile of 4-bit floats: a matrix has whole ones
 # Weights of at most eight bits are pushed at twice the rate of bf16; a compiled product of a 4-bit
 # matrix [3584, 384] takes 443 bundles, its 21 pushes of 256 x 256 at this rate 462.
 NARROW_PUSH = 0.5
-CHOSEN_ROWS = 8  # of what is known of the chosen experts in scalar memory
+# What is known of the chosen experts in scalar memory: rows, that of their numbers among those of
+# the rank, ascending, and that of how many there are.
+CHOSEN_ROWS = 8
+CHOSEN, COUNT = 0, 1
 PRODUCT_COLUMNS = 256  # that a 4-bit product takes at once; of each group of columns a row apart
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from dataclasses import replace
 
 from mkc.schedule.program import ExchangePlan
 from mkc.targets import Target
@@ -44,7 +45,8 @@ class Messages:
 
 def messages(plan: ExchangePlan, ranks: int) -> tuple[Messages, ...]:
     """The phases of an exchange; each begins when what the one before brought was read."""
-    everybody = Messages(members=ranks, stride=1, bytes=plan.rows * plan.columns * 4)
+    members = plan.group or ranks
+    everybody = Messages(members=members, stride=1, bytes=plan.rows * plan.columns * 4)
     share = plan.rows * plan.columns // (plan.group or ranks)
     match plan.kind:
         case "two_phase":
@@ -60,7 +62,7 @@ def messages(plan: ExchangePlan, ranks: int) -> tuple[Messages, ...]:
                 Messages(members=group, stride=1, bytes=share * result),
             )
         case "gather":
-            return (Messages(members=ranks, stride=1, bytes=everybody.bytes // 2),)
+            return (replace(everybody, bytes=everybody.bytes // 2),)
         case _:
             return (everybody,)
 

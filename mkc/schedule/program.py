@@ -430,7 +430,8 @@ class ExchangePlan:
       kind: `one_shot`, `two_phase`, `two_level`, `argmax`, `top_k`, `gather` of bf16 or
         `gather_f32`.
       rows, columns: shape of the exchanged array.
-      group: of two levels, how many adjoining ranks are the inner one; else 0.
+      group: how many adjoining ranks exchange among themselves: of two levels the inner one; 0
+        for all.
       rounds: of two levels, results travel as bf16.
       safe_because: why a receive buffer is free when the next message arrives.
     """
@@ -446,7 +447,7 @@ class ExchangePlan:
     @property
     def semaphores(self) -> int:
         """Two for each phase: what was sent, what has arrived."""
-        return 6 if self.group else 4
+        return 6 if self.kind == "two_level" else 4
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -234,6 +234,51 @@ class SelectorWalkPhase(Phase):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MarkovWalkPhase(Phase):
+    """Chooses a token per row, the best of its logits as the token before corrects them.
+
+    Attributes:
+      predecessor: table operand, of the parameter `param`.
+      successor: stream of this rank's rows of successors.
+      rank: lanes of a table row.
+      tokens, output: scalars [rows]; entry s * T is the anchor of sequence s.
+      confidence: None where nobody asks how sure the choices are.
+      page, head, bias: the stream of what confidences are made of, and its parameters.
+      exchanges: names of the receive buffers that rows use in turn; empty on one rank.
+      rounds: corrections and sums are rounded to bf16.
+    """
+
+    logits: View
+    hidden: View
+    predecessor: str
+    param: str
+    successor: str
+    rank: int
+    tokens: str
+    output: str
+    confidence: View | None
+    page: str
+    head: str
+    bias: str
+    exchanges: tuple[str, ...]
+    rounds: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutDraftsPhase(Phase):
+    """Rows become padding from the first one on, behind row 0, whose confidence is too small.
+
+    Attributes:
+      positions, output: scalars [rows].
+    """
+
+    confidence: View
+    positions: str
+    output: str
+    threshold: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScalarPhase(Phase):
     """Arithmetic of scalars, such as the positions of the next round.
 

@@ -15,6 +15,8 @@ WORK = {
     "accept": "#6b7785",
     "top k": "#6b7785",
     "selector walk": "#7d8894",
+    "markov walk": "#7d8894",
+    "cut drafts": "#8c96a3",
     "scalar": "#8c96a3",
     "tap": "#a6bddb",
     "all reduce": "#c2a05a",

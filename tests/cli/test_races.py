@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mkc.cli import races
@@ -19,6 +20,8 @@ from mkc.cli.speculation import scheme_round
 from mkc.driver import CompileRequest
 from mkc.driver import CompileResult
 from mkc.driver import compile_graph
+from mkc.ir.mxfp4 import bad_scale
+from mkc.ir.types import DType
 from tests.passes.lowering import TARGET
 from tests.passes.lowering import dense_graph
 
@@ -37,6 +40,28 @@ def test_small_models_are_small(name: str) -> None:
     assert config is not None
     graph = model_graph(name, batch=1, context=64, config_path=config)
     assert races._weight_bytes(graph) <= LARGEST_BYTES
+
+
+@pytest.mark.parametrize("name", sorted(registered_models()))
+def test_small_models_have_the_types_of_the_large_ones(name: str) -> None:
+    small = races._small_config(registered_models()[name])
+    graphs = [model_graph(name, batch=1, context=64, config_path=one) for one in (small, None)]
+    found, expected = ({one.type.dtype for one in graph.params.values()} for graph in graphs)
+    assert found == expected
+
+
+def test_random_weights_are_of_the_types_of_the_graph() -> None:
+    config = races._small_config(registered_models()["kimi_k3"])
+    graph = model_graph("kimi_k3", batch=1, context=64, config_path=config)
+    load = races._weights(graph)
+    for param in graph.params.values():
+        name = param.tensor_name(0)
+        tensor = load(name)
+        assert tensor.shape == param.tensor_type.shape
+        if param.type.dtype is DType.E8M0:
+            assert bad_scale(tensor) is None
+        else:
+            assert len(np.unique(tensor)) > tensor.size**0.3, f"{name}: all alike"
 
 
 @pytest.mark.parametrize(("name", "scheme"), PAIRS)

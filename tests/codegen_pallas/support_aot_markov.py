@@ -20,28 +20,34 @@ def markov_case(ranks: int) -> Case:
     _, jnp, array, pl, pltpu = types()
     from mkc.codegen_pallas import support as s
 
-    lanes = WIDTH + RANK + 128
+    lanes = WIDTH + RANK
 
     def body(tokens: Any, positions: Any, logits: Any, hidden: Any, head: Any, *rest: Any) -> None:
-        successor, predecessor, out, cut, confidence, blocks, scores, send, receive, sems = rest
+        successor, predecessor, out, cut, confidence, previous, scores, *buffers, sems = rest
+        send, receive, exchanged = buffers
         s.entry_barrier(ranks)
         sizes = {"batch": 1, "rows_per_sequence": BLOCK}
         judged = s.View(ref=confidence, start=0, width=128)
         s.markov_walk(
             s.View(ref=logits, start=0, width=COLUMNS),
             s.View(ref=hidden, start=0, width=WIDTH),
-            head[0:1],
+            judge=(judged, head[0:1], head[1:2, 0:1]),
             predecessor=predecessor,
             successor=successor,
-            blocks=blocks,
+            previous=previous,
             scores=scores,
-            send=send,
-            receive=receive,
             sems=sems,
+            exchanges=tuple(
+                s.Exchange(
+                    send=send.at[turn],
+                    receive=receive.at[turn],
+                    send_sem=exchanged.at[turn, 0],
+                    receive_sem=exchanged.at[turn, 1],
+                )
+                for turn in range(2)
+            ),
             tokens=tokens,
             out=out,
-            confidence=judged,
-            valid=COLUMNS - 100,
             ranks=ranks,
             rounds=True,
             **sizes,
@@ -58,7 +64,7 @@ def markov_case(ranks: int) -> Case:
             (array((ROWS, COLUMNS), jnp.float32), pltpu.VMEM),
             (array((ROWS, WIDTH), jnp.float32), pltpu.VMEM),
             (array((8, lanes), jnp.float32), pltpu.VMEM),
-            (array((RANK, COLUMNS), jnp.bfloat16), pltpu.VMEM),
+            (array((COLUMNS, RANK), jnp.bfloat16), pltpu.VMEM),
             (array((VOCABULARY, RANK), jnp.bfloat16), pl.ANY),
         ],
         results=[
@@ -69,8 +75,9 @@ def markov_case(ranks: int) -> Case:
         scratch=[
             pltpu.VMEM((1, 16, RANK), jnp.bfloat16),
             pltpu.VMEM((ROWS, COLUMNS), jnp.float32),
-            pltpu.VMEM((2 * ROWS, 128), jnp.int32),
+            pltpu.VMEM((2, 2 * ROWS, 128), jnp.int32),
             pltpu.VMEM((2, ranks, 2 * ROWS, 128), jnp.int32),
-            pltpu.SemaphoreType.DMA((4,)),
+            pltpu.SemaphoreType.DMA((2, 2)),
+            pltpu.SemaphoreType.DMA((1,)),
         ],
     )

@@ -188,6 +188,10 @@ def test_expert_mlp(
 
 
 def test_ranks_share_the_experts() -> None:
+    check_shared_experts(Mode.LATE)
+
+
+def check_shared_experts(mode: Mode) -> None:
     """Router and experts on four ranks, two groups of experts with halves of the inner width: the
     sum over the ranks is that of all experts."""
     random = np.random.default_rng(0)
@@ -279,6 +283,7 @@ def test_ranks_share_the_experts() -> None:
             SMEM((8, LANES), jnp.int32),
             pltpu.SemaphoreType.DMA,
         ],
+        mode=mode,
     )
     op = Route(k=k, score=RouterScore.SIGMOID, renormalise=True)
     (ids, weights), _ = meaning(op, (logits[:rows],))

@@ -39,10 +39,9 @@ def bf16(x: np.ndarray) -> np.ndarray:
     ],
 )
 def test_walk(ranks: int, batch: int, rows: int, rounds: bool) -> None:
-    """The last rank has columns that do not count. Corrections are as large as logits, and both
-    have few values, so that there are ties."""
+    """Corrections are as large as logits, and both have few values, so that there are ties."""
     random = np.random.default_rng(ranks)
-    columns, unused = 128, 9
+    columns = 128
     vocabulary = ranks * columns
     logits = random.integers(-6, 6, size=(batch * rows, vocabulary)).astype(np.float32)
     predecessor, successor = (
@@ -52,30 +51,36 @@ def test_walk(ranks: int, batch: int, rows: int, rounds: bool) -> None:
     hidden = random.normal(size=(batch * rows, WIDTH)).astype(np.float32)
     head = random.normal(size=(1, WIDTH + RANK)).astype(np.float32)
     bias = np.array([0.25], np.float32)
-    tokens = random.integers(0, vocabulary - unused, size=batch * rows).astype(np.int32)
+    tokens = random.integers(0, vocabulary, size=batch * rows).astype(np.int32)
     height = -(-batch // 8) * 8
     exchanged = (2 * height, 128)
 
-    def body(valid: Any, tokens: Any, logits: Any, hidden: Any, head: Any, *rest: Any) -> None:
-        successor, predecessor, out, confidence, blocks, scores, send, receive, sems = rest
+    def body(tokens: Any, logits: Any, hidden: Any, head: Any, bias: Any, *rest: Any) -> None:
+        successor, predecessor, out, confidence, previous, scores, *buffers, sems = rest
+        send, receive, exchanged = buffers
         s.entry_barrier(ranks)
         s.markov_walk(
             s.View(ref=logits, start=0, width=columns),
             s.View(ref=hidden, start=0, width=WIDTH),
-            head[...],
+            judge=(s.View(ref=confidence, start=0, width=128), head[...], bias[...]),
             predecessor=predecessor,
             successor=successor,
-            blocks=blocks,
+            previous=previous,
             scores=scores,
-            send=send,
-            receive=receive,
             sems=sems,
+            exchanges=tuple(
+                s.Exchange(
+                    send=send.at[turn],
+                    receive=receive.at[turn],
+                    send_sem=exchanged.at[turn, 0],
+                    receive_sem=exchanged.at[turn, 1],
+                )
+                for turn in range(2 if ranks > 1 else 0)
+            ),
             tokens=tokens,
             out=out,
-            confidence=s.View(ref=confidence, start=0, width=128),
             batch=batch,
             rows_per_sequence=rows,
-            valid=valid[0],
             ranks=ranks,
             rounds=rounds,
         )
@@ -83,19 +88,16 @@ def test_walk(ranks: int, batch: int, rows: int, rounds: bool) -> None:
     def everywhere(x: np.ndarray) -> np.ndarray:
         return np.stack([x] * ranks)
 
-    valid = np.full((ranks, 1), columns, np.int32)
-    valid[-1] -= unused
     shards = np.split(padded(logits), ranks, axis=1)
-    shards[-1][:, -unused:] = 1000
     out, confidence = run_ranks(
         body,
         operands=[
-            (valid, SMEM),
             (everywhere(tokens), SMEM),
             (np.stack(shards), VMEM),
             (everywhere(padded(hidden)), VMEM),
-            (everywhere(np.concatenate([head, bias[None]], axis=1)), VMEM),
-            (np.stack([one.T for one in np.split(successor, ranks)]), VMEM),
+            (everywhere(head), VMEM),
+            (everywhere(bias[None]), VMEM),
+            (np.stack(np.split(successor, ranks)), VMEM),
             (everywhere(predecessor), HBM),
         ],
         results=[
@@ -105,17 +107,17 @@ def test_walk(ranks: int, batch: int, rows: int, rounds: bool) -> None:
         scratch=[
             VMEM((batch, 16, RANK), jnp.bfloat16),
             VMEM((height, columns), jnp.float32),
-            VMEM(exchanged, jnp.int32),
+            VMEM((2, *exchanged), jnp.int32),
             VMEM((2, ranks, *exchanged), jnp.int32),
-            pltpu.SemaphoreType.DMA((4,)),
+            pltpu.SemaphoreType.DMA((2, 2)),
+            pltpu.SemaphoreType.DMA((1,)),
         ],
         barrier=ranks > 1,
     )
-    there = vocabulary - unused
     dtype = DType.BF16 if rounds else DType.F32
     (expected, expected_confidence), _ = meaning(
         MarkovWalk(rows=rows),
-        (logits[:, :there], predecessor, successor[:there], tokens, hidden, head, bias),
+        (logits, predecessor, successor, tokens, hidden, head, bias),
         operand_dtype=dtype,
     )
     for rank in range(ranks):

@@ -10,10 +10,10 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from mkc.codegen_pallas import support as s
-from mkc.codegen_pallas.support.router import CHOSEN
-from mkc.codegen_pallas.support.router import COUNT
 from mkc.ir.ops_experts import Route
 from mkc.ir.ops_experts import RouterScore
+from mkc.schedule.expert_store import CHOSEN
+from mkc.schedule.expert_store import COUNT
 from tests.codegen_pallas.round_reference import meaning
 from tests.codegen_pallas.support_run import SMEM
 from tests.codegen_pallas.support_run import VMEM

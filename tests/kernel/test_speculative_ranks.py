@@ -26,6 +26,7 @@ from tests.kernel.rounds_harness import run_kernel
 from tests.kernel.rounds_harness import run_reference
 from tests.kernel.rounds_harness import session_of
 from tests.kernel.rounds_harness import with_drafts
+from tests.passes.gathered import gather_everything
 
 LENGTHS = (28, 12)  # the first round crosses a border of 16 rows, the second one a tile's
 ACCEPTED = (3, 6)
@@ -94,7 +95,7 @@ def test_eight_devices() -> None:
 def test_gathered_projections(monkeypatch: pytest.MonkeyPatch) -> None:
     """Divided and gathered the same bits come out as from the whole weights."""
     _, whole = check_late(2, 1)
-    monkeypatch.setattr("mkc.passes.gathering._cheapest", lambda _, keys, *rest: {*keys})
+    gather_everything(monkeypatch)
     session, gathered = check_late(2, 1)
     assert any(isinstance(one, AllGatherPhase) for one in session.program.phases())
     for key, state in whole.states.items():

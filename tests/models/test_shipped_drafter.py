@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.tiny_drafter import DRAFT_CONFIG
+from examples.tiny_dflash2 import DRAFT_CONFIG
 from mkc.cli.eval import Outcome
 from mkc.cli.eval import local_outcomes
 from mkc.cli.eval import speculation

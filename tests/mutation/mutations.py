@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.mutation import expert_mutations
 from tests.mutation import level_mutations
 from tests.mutation import memory_mutations
 from tests.mutation import rank_mutations
@@ -18,6 +19,7 @@ MODULES = (
     level_mutations,
     round_mutations,
     sampling_mutations,
+    expert_mutations,
     shape_mutations,
 )
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
+from mkc.ir.graph import Graph
 from mkc.schedule.program import Program
+from tests.passes.kimi import small_kimi
 from tests.passes.lowering import dense_graph
 from tests.passes.lowering import golden_graph
 from tests.passes.lowering import lower
@@ -12,15 +15,16 @@ from tests.passes.stacks import Stack
 from tests.schedule.verify.round_programs import round_lowered
 
 ROUNDS = 4
+FEW_SLOTS = 4  # of a ring that eight experts pass through
 SMALL_TILES = "residency{cache_tile=16}"
 
 
 @cache
 def subject(name: str) -> Program:
     """`one`, `two` and `eight` ranks; `rounds` in one launch; `shares` of two-phase sums, two
-    `levels` of sums; rounds of
-    a scheme: `draft` of one sequence, `drafts` of two on two ranks, several in a launch; `gathers`
-    of columns; `draw` and `draws` of rounds that sample."""
+    `levels` of sums; rounds of a scheme: `draft` of one sequence, `drafts` of two on two ranks,
+    several in a launch; `gathers` of columns; `draw` and `draws` of rounds that sample; `experts`
+    of two layers that two rows choose."""
     match name:
         case "one":
             return lower(golden_graph("qwen38_mini"), 1).program
@@ -50,5 +54,14 @@ def subject(name: str) -> Program:
             return round_lowered(
                 2, batch=2, rounds=ROUNDS, passes=SMALL_TILES, sampling=True
             ).program
+        case "experts":
+            return with_fewer_slots(small_kimi(layers=3, latent=[3], dense=1, batch=2), 2)
         case _:
             raise AssertionError(name)
+
+
+def with_fewer_slots(graph: Graph, ranks: int) -> Program:
+    """The program of a mixture whose slots are used again; small experts would have one each."""
+    program = lower(graph, ranks).program
+    rings = tuple(replace(one, slots=FEW_SLOTS) for one in program.expert_rings)
+    return replace(program, expert_rings=rings)

@@ -66,3 +66,14 @@ def test_padding_and_imbalance_pull_in_opposite_directions() -> None:
     layout = ExpertLayout(groups=2, slices=16)
     one = layout_cost(LARGE, layout, 1, Routing.UNIFORM, TARGET)
     assert layout_cost(LARGE, layout, 8, Routing.ALIKE, TARGET) == one
+
+
+def test_balance_is_the_mean_over_the_fullest() -> None:
+    """One group has everything; the more groups, the more of them wait for the fullest."""
+    found = [
+        layout_cost(LARGE, one, 1, Routing.UNIFORM, TARGET) for one in possible_layouts(LARGE, 32)
+    ]
+    assert found[0].balance == 1.0
+    assert [one.balance for one in found] == sorted((one.balance for one in found), reverse=True)
+    for groups, one in zip((1, 2, 4, 8, 16, 32), found, strict=True):
+        assert one.experts * one.balance == pytest.approx(16 / groups)

@@ -14,6 +14,7 @@ from mkc.schedule.program import Phase
 from mkc.schedule.round_phases import RowsAttentionPhase
 from mkc.schedule.round_phases import TapPhase
 from tests.draft_goldens import golden_round
+from tests.passes.gathered import gather_everything
 from tests.passes.lowering import lower
 from tests.passes.meaning import Symbols
 from tests.passes.meaning import run_graph
@@ -49,7 +50,7 @@ def test_rounds(ranks: int, batch: int) -> None:
 
 
 def test_gathered_projections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mkc.passes.gathering._cheapest", lambda _, keys, *rest: {*keys})
+    gather_everything(monkeypatch)
     one = lowered(2)
     assert any(plan.kind == "gather" for plan in one.program.exchanges)
     assert differences(one) == []

@@ -31,6 +31,7 @@ from mkc.targets import load_target
 from models.dflash2 import DRAFTER
 from models.qwen38 import MODEL
 from tests.draft_goldens import golden_round
+from tests.passes.gathered import gather_everything
 from tests.passes.lowering import CONFIG
 from tests.passes.lowering import TARGET
 from tests.passes.lowering import full_size as plain_full_size
@@ -146,7 +147,7 @@ def test_loads_of_a_round_are_larger() -> None:
 
 
 def test_what_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mkc.passes.gathering._cheapest", lambda _, keys, *rest: {*keys})
+    gather_everything(monkeypatch)
     pipeline = Pipeline(shard=Shard(ranks=2), lower=Lower(logits=True, rounds=4))
     program = pipeline.run(round_of(), load_target(TARGET)).program
     gathers = [one for one in program.phases() if isinstance(one, AllGatherPhase)]
@@ -160,11 +161,11 @@ def test_what_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_another_graph_takes_the_choice_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts run over the weights that were packed for rounds."""
-    monkeypatch.setattr("mkc.passes.gathering._cheapest", lambda _, keys, *rest: {*keys})
+    gather_everything(monkeypatch)
     packed = shard(2)
     prompts = golden_round(sampling=False).prefill
     like = Shard(ranks=2).apply(prompts, DecisionLog(), like=packed)
-    assert like.gathered == {"draft.fc.weight"}
+    assert like.gathered == {"draft.fc.weight": 2}
     assert all(like.params[key] == packed.params[key] for key in like.params)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mkc.passes.pipeline import Lowered
 from mkc.runtime.container import load_packed
+from mkc.runtime.layout import WEIGHT_ROLES
 from mkc.runtime.pack import Packer
 from tests.runtime.checkpoints import Weights
 
@@ -21,8 +22,7 @@ def check_operands(
         program=plan.program, sharded=plan.steps.sharded, load=lambda name: stored[name]
     )
     roles = {one.name: one.role for one in plan.program.operands}
-    expected = {name for name, role in roles.items() if role in ("tape", "page", "narrow", "table")}
-    assert set(packed.operands) == expected
+    assert set(packed.operands) == {name for name, role in roles.items() if role in WEIGHT_ROLES}
     for name in packed.operands:
         parts = packed.operand(name)
         assert len(parts) == (1 if roles[name] == "table" else plan.program.ranks)

@@ -25,13 +25,13 @@ from mkc.codegen_pallas.support.refs import Ref
 from mkc.codegen_pallas.support.refs import Scalar
 from mkc.codegen_pallas.support.refs import View
 from mkc.codegen_pallas.support.refs import wrapped_next
-from mkc.codegen_pallas.support.router import CHOSEN
-from mkc.codegen_pallas.support.router import COUNT
 from mkc.codegen_pallas.support.streams import AHEAD_OF_TAPE
 from mkc.codegen_pallas.support.vector import join
 from mkc.codegen_pallas.support.vector import round_bf16
 from mkc.codegen_pallas.support.vector import sigmoid
 from mkc.ir.mxfp4 import GROUP
+from mkc.schedule.expert_store import CHOSEN
+from mkc.schedule.expert_store import COUNT
 
 
 @dataclass(frozen=True, kw_only=True)

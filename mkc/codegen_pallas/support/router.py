@@ -20,8 +20,7 @@ from mkc.codegen_pallas.support.vector import join
 from mkc.codegen_pallas.support.vector import sigmoid
 from mkc.ir.ops_experts import NORM_EPS
 from mkc.ir.ops_experts import RouterScore
-
-CHOSEN, COUNT = 0, 1  # rows of what is known of the chosen experts in scalar memory
+from mkc.schedule.expert_store import COUNT
 
 
 def route(

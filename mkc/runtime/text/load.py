@@ -111,7 +111,8 @@ def _load_ranked(files: _Folder, rows: int | None, text_format: TextFormat) -> T
         if token not in taken
     ]
     specials = [*named, *reserved]
-    ids = {raw.decode("utf-8", "replace"): rank for raw, rank in ranks.items()}
+    # Parts of characters stay different from each other.
+    ids = {raw.decode("utf-8", "surrogateescape"): rank for raw, rank in ranks.items()}
     ids |= {one.text: one.id for one in specials}
     prefix = []
     if files.settings.get("add_bos_token") is True and "bos_token" in files.settings:

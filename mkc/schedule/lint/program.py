@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from mkc.ir.types import DType
 from mkc.schedule.lint.rules import issue
 from mkc.schedule.program import EmbedPhase
 from mkc.schedule.program import Program
+from mkc.schedule.round_phases import MarkovWalkPhase
 from mkc.schedule.round_phases import SelectorWalkPhase
 from mkc.schedule.round_phases import masks_of
 from mkc.schedule.verify.arrays import SAMPLING_ROLES
 from mkc.schedule.verify.arrays import SCALAR_ROLES
 from mkc.schedule.verify.arrays import Array
 from mkc.schedule.verify.arrays import arrays_of
+from mkc.schedule.verify.case import Case
 from mkc.schedule.verify.case import cases_of
 from mkc.schedule.verify.compare import expected_events
 from mkc.schedule.verify.events import Place
@@ -23,6 +26,7 @@ from mkc.schedule.verify.issue import Issue
 from mkc.targets import Target
 
 WORD_BYTES = 4  # an element of a vector register
+MORE_ROUNDS = 2  # that repeat the last kind: one behind it, and the last round of the launch
 
 
 def lint_program(program: Program, target: Target) -> list[Issue]:
@@ -31,7 +35,7 @@ def lint_program(program: Program, target: Target) -> list[Issue]:
     arrays = arrays_of(program)
     seen: set[tuple[object, ...]] = set()
     step = target.core.lanes  # a multiple of every step that a place is asked for
-    for event in expected_events(program, 0, cases_of(program)[0]):
+    for event in expected_events(program, 0, few_rounds(cases_of(program)[0])):
         if isinstance(event, Start | Send):
             source, goal = event.source, event.target
             ends = [(one.array, one.first % step, one.count) for one in (source, goal)]
@@ -40,6 +44,12 @@ def lint_program(program: Program, target: Target) -> list[Issue]:
                 seen.add(key)
                 found += _copy(event, arrays, target)
     return list(dict.fromkeys(found))
+
+
+def few_rounds(case: Case) -> Case:
+    """Every kind of round, and two more: the copies of those between have the same shapes."""
+    rounds = min(case.rounds, len(case.positions) + MORE_ROUNDS)
+    return replace(case, rounds=rounds, ran=min(case.ran, rounds))
 
 
 def _arrays(program: Program, target: Target) -> Iterator[Issue]:
@@ -58,6 +68,8 @@ def _operands(program: Program) -> Iterator[Issue]:
             used.add(phase.table)
         elif isinstance(phase, SelectorWalkPhase):
             used |= {phase.predecessor, phase.successor}
+        elif isinstance(phase, MarkovWalkPhase):
+            used.add(phase.predecessor)
         elif masks := masks_of(phase):
             used.add(masks)
     for operand in program.operands:

@@ -11,7 +11,8 @@ A phase's time is that of an in-order core: a bundle issues one cycle after the 
 operands are ready and the cross-lane unit is free. The compiler packs pushes of weights closer than
 the chip was seen to take them; they are counted here and timed by the target (see `costs`).
 
-The time that waits for copies take is not in here; the simulator adds it.
+The time that waits for copies take is not in here; the simulator adds it. Nor is the code that
+starts messages one after the other, because the target's time of a message's start includes it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 from pathlib import Path
 
 BUNDLE = re.compile(r"^\s*(?:0x[0-9a-f]+|0)\s+(\w\w)?\s*:\s*(>*)\s*\{(.*)$")
@@ -41,6 +43,8 @@ RESULT_POP = "vpop.f32.mrb"
 RESULT_SLOTS = 4  # results of one product, in consecutive slots
 NORMAL_LATENCY = 2  # of an instruction that is on no listed chain: most vector arithmetic
 CROSS_LANE = re.compile(r"\.xlu\d")
+MESSAGE = "/* vmem-to-vmem */"  # how the listing comments on a copy to another device
+COPY_WAIT = "dma.done.wait"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +53,16 @@ class PhaseCycles:
 
     Attributes:
       bundles: instruction bundles outside its loops.
-      cycles: their time on an in-order core.
+      cycles: their time on an in-order core, without that between starts of messages.
       pushes: instructions among them that push weights into the matrix units.
+      messages: to other devices that it starts, outside its loops.
       loops: its run-time loops, in order.
     """
 
     bundles: int
     cycles: float
     pushes: int
+    messages: int = 0
     loops: tuple[PhaseCycles, ...] = ()
 
 
@@ -72,11 +78,17 @@ class Instruction:
 
 @dataclass(kw_only=True)
 class Line:
-    """One bundle; `depth` counts the loops around it."""
+    """One bundle; `depth` counts the loops around it, `sends` says that it starts a message."""
 
     depth: int
     begins_loop: bool
     instructions: tuple[Instruction, ...]
+    sends: bool = False
+
+    @property
+    def waits(self) -> bool:
+        """For a copy or a message."""
+        return any(one.opcode == COPY_WAIT for one in self.instructions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +185,7 @@ def marked_phases(code: str) -> dict[str, list[Line]]:
                     depth=depth,
                     begins_loop=match[1] == LOOP_LABEL,
                     instructions=tuple(_instructions(match[3])),
+                    sends=MESSAGE in text,
                 )
             )
     return phases
@@ -209,11 +222,17 @@ class Core:
     products: dict[tuple[int, str], float] = field(default_factory=dict)
 
     def run(self, lines: list[Line]) -> float:
-        """Cycles that straight-line bundles take."""
-        start = self.now
+        """Cycles of straight-line bundles, without those from a message's start to the next one."""
+        start, between = self.now, 0.0
+        sent: float | None = None  # when the last message was started that nobody waits for yet
         for line in lines:
             self._issue(line.instructions)
-        return self.now - start
+            if line.waits:
+                sent = None
+            elif line.sends:
+                between += 0.0 if sent is None else self.now - sent
+                sent = self.now
+        return self.now - start - between
 
     def _issue(self, instructions: tuple[Instruction, ...]) -> None:
         at = self.now
@@ -249,6 +268,7 @@ def _measure(lines: list[Line], known: Latencies) -> PhaseCycles:
         bundles=len(straight),
         cycles=Core(known=known).run(straight),
         pushes=sum(one.opcode.startswith(PUSH) for line in straight for one in line.instructions),
+        messages=sum(line.sends for line in straight),
         loops=tuple(_measure(body, known) for body in loops),
     )
 
@@ -264,7 +284,7 @@ def _split(lines: list[Line]) -> tuple[list[Line], list[list[Line]]]:
             straight.append(line)
             index += 1
             continue
-        body = [Line(depth=line.depth, begins_loop=False, instructions=line.instructions)]
+        body = [replace(line, begins_loop=False)]
         index += 1
         while index < len(lines) and _continues(lines[index], line.depth):
             body.append(lines[index])

@@ -1,7 +1,7 @@
 """Costs and copies of mixtures of experts; see `costs` and `translate`.
 
-How many experts a step reads depends on data. What is priced is routing that is uniform and
-independent between rows, on the rank that reads most.
+How many experts a step reads depends on data. What is priced is an assumed routing, on the rank
+that reads most; unless another one is asked for, it is uniform and independent between rows.
 """
 
 from __future__ import annotations

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 
 from mkc.schedule.expert_phases import ExpertsPhase
 from mkc.schedule.expert_phases import RoutePhase
+from mkc.schedule.messages import summed_elements
 from mkc.schedule.mixing_phases import LatentAttentionPhase
 from mkc.schedule.program import TAPE_LANES
 from mkc.schedule.program import Phase
 from mkc.schedule.program import Program
 from mkc.schedule.round_phases import AcceptPhase
 from mkc.schedule.round_phases import AllGatherPhase
+from mkc.schedule.round_phases import CutDraftsPhase
 from mkc.schedule.round_phases import KeptDeltaRulePhase
+from mkc.schedule.round_phases import MarkovWalkPhase
 from mkc.schedule.round_phases import RowsAttentionPhase
 from mkc.schedule.round_phases import SampledAccept
 from mkc.schedule.round_phases import ScalarPhase
@@ -43,9 +47,11 @@ from mkc.targets import Target
 ROUND_PHASES = (
     AcceptPhase,
     AllGatherPhase,
+    CutDraftsPhase,
     KeptDeltaRulePhase,
     ExpertsPhase,
     LatentAttentionPhase,
+    MarkovWalkPhase,
     RoutePhase,
     RowsAttentionPhase,
     ScalarPhase,
@@ -56,6 +62,7 @@ ROUND_PHASES = (
 EXACT_PASSES = 6  # products of bf16 parts that make up one of f32 numbers
 ATTENTION_CHAINS = 3  # sums over lanes, one after the other: maximum, sum, rescaling
 DELTA_CHAINS = 3  # dependent products: commit, from the state, between rows
+MARKOV_CHAINS = 3  # the row of the choice before, the product, the search over lanes
 TOP_K_WORK = 12  # operations on each column: three places are kept in order
 SUM_WORK = 20  # of a weight: a quotient, an exponential, comparisons
 RACE_WORK = 180  # of a column: 20 rounds of the random numbers, a logarithm, its weight
@@ -75,6 +82,8 @@ def round_code(
             return None
         case SelectorWalkPhase():
             return _walk_code(program, code, target)
+        case MarkovWalkPhase():
+            return _markov_code(program, phase, code, target)
         case AcceptPhase() if phase.sampling is not None:
             return nested(code, _draw_loops(program, phase, phase.sampling), target)
         case AcceptPhase():
@@ -136,6 +145,18 @@ def _walk_code(program: Program, code: PhaseCycles, target: Target) -> PhaseCost
     if batch > 1:
         item_us += code_us(row.loops[-1], target)
     return PhaseCost(source=Source.MACHINE_CODE, once_us=code_us(code, target), item_us=item_us)
+
+
+def _markov_code(
+    program: Program, phase: MarkovWalkPhase, code: PhaseCycles, target: Target
+) -> PhaseCost | None:
+    """Rows are written out one by one: loops that start and await the copies of all sequences, and
+    one that searches the columns."""
+    assert program.round is not None
+    chunks = phase.logits.width // SEARCH_CHUNK
+    drafts = program.round.rows_per_sequence - 1
+    cost = looped(code, (program.batch, program.batch, chunks) * drafts, target)
+    return cost and replace(cost, once_us=0.0, item_us=cost.once_us / drafts)
 
 
 def _search_loop(width: int, k: int) -> Trips:
@@ -205,7 +226,7 @@ def round_estimate(program: Program, phase: Phase, target: Target) -> PhaseCost:
             once_us = registers_us(program, 2 * phase.width, target)
         case AllGatherPhase():
             gathered = exchange_plan(program, phase.exchange)
-            once_us = elements_us(program.ranks * gathered.rows * gathered.columns, target)
+            once_us = elements_us(summed_elements(gathered, program.ranks), target)
         case TopKPhase():
             once_us = phase.k * chain_us
             once_us += registers_us(program, TOP_K_WORK * phase.logits.width, target)
@@ -222,6 +243,14 @@ def round_estimate(program: Program, phase: Phase, target: Target) -> PhaseCost:
                 once_us += elements_us(program.batch * RACE_WORK * phase.logits.width, target)
         case SelectorWalkPhase():
             item_us = chain_us + elements_us(3 * phase.k * phase.rank, target)
+        case MarkovWalkPhase():
+            # the whole table is pushed for every row; each logit is copied, corrected and searched
+            height = ceil(program.batch / target.core.sublanes) * target.core.sublanes
+            pushes = ceil(phase.logits.width / TAPE_LANES) * phase.rank
+            work_us = elements_us(5 * height * phase.logits.width, target)
+            item_us = block_us(pushes, target) + work_us + MARKOV_CHAINS * chain_us
+        case CutDraftsPhase():
+            once_us = chain_us + program.rows * SCALAR_US
         case ScalarPhase():
             once_us = len(phase.nodes) * program.rows * SCALAR_US
     return PhaseCost(source=Source.TARGET, once_us=once_us, item_us=item_us, tile_us=tiles)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from mkc.ir.routing import Routing
 from mkc.schedule.program import Program
 from mkc.schedule.simulate.analysis import Clips
 from mkc.schedule.simulate.analysis import Exposed
@@ -35,6 +36,8 @@ from mkc.schedule.simulate.events import MEMORY
 from mkc.schedule.simulate.events import Event
 from mkc.schedule.simulate.events import Kind
 from mkc.schedule.simulate.events import event_document
+from mkc.schedule.simulate.exchange_chains import ExchangeChains
+from mkc.schedule.simulate.exchange_chains import exchange_chains
 from mkc.schedule.simulate.machine import RankSkew
 from mkc.schedule.simulate.translate import machine_program
 from mkc.schedule.simulate.translate import rows_per_round
@@ -48,6 +51,7 @@ class FloorPart(StrEnum):
     """What bytes between HBM and VMEM are."""
 
     TAPE = "tape"  # weights of matmuls
+    EXPERTS = "experts"  # the chosen ones, on the rank that reads most
     SMALL_WEIGHTS = "small weights"  # vectors, and weights of narrow projections
     STATES = "states"  # recurrent and convolution states with what rounds keep, both ways
     CACHES = "caches"  # keys and values up to the position, and the new rows
@@ -66,10 +70,12 @@ class Prediction:
       core_us: the round without its waits for copies: how long the core alone would take.
       by_engine: busy time of the core's engines, its waits, the memory and the links.
       exposed: round_us - floor_us, by cause.
+      exchanges: how often it waits for other ranks.
       critical_path: time of its parts.
       cost_source: share of the core's work whose time comes from machine code, from the pushes it
         holds at the target's rate, from the target file.
       position: of every sequence: how much of the caches is read.
+      routing: what is assumed of the choice of experts; None without experts.
       rounds: rounds that were simulated.
       bytes: what the round moved between HBM and VMEM.
       launch_us: fixed cost of a launch, which its rounds share; not in round_us.
@@ -82,9 +88,11 @@ class Prediction:
     core_us: float
     by_engine: dict[str, float]
     exposed: Exposed
+    exchanges: ExchangeChains
     critical_path: dict[str, float]
     cost_source: dict[str, float]
     position: int
+    routing: Routing | None
     rounds: int
     bytes: int
     launch_us: float
@@ -141,6 +149,7 @@ def simulate(
     cycles: Mapping[str, PhaseCycles] | None = None,
     position: int | None = None,
     skew: Sequence[RankSkew] = (),
+    routing: Routing = Routing.UNIFORM,
 ) -> Simulation:
     """Simulates a launch of all ranks.
 
@@ -148,13 +157,14 @@ def simulate(
       cycles: machine code of the phases (`bundle_costs`); None estimates them from the target.
       position: of every sequence; None takes the middle of the context.
       skew: one per rank; empty when all are alike, and then one rank stands for all.
+      routing: how rows choose experts.
     """
     step = rows_per_round(program)
     rounds = min(ROUNDS, program.rounds_per_launch, program.context // step)
     if position is None:
         position = min(program.context // 2, program.context - rounds * step)
     costs = phase_costs(program, target, cycles or {})
-    machine = machine_program(program, costs, position=position, rounds=rounds)
+    machine = machine_program(program, costs, position=position, rounds=rounds, routing=routing)
     result = run(machine, target, skew)
     window = _window(result, rounds)
     path = critical_path(result, window)
@@ -169,9 +179,11 @@ def simulate(
         core_us=core_us(clips, window),
         by_engine=busy_by_engine(clips),
         exposed=exposed(clips, window),
+        exchanges=exchange_chains(result, window),
         critical_path={str(part): us for part, us in by_part(path).items()},
         cost_source=_cost_source(clips, costs),
         position=position,
+        routing=routing if program.experts else None,
         rounds=rounds,
         bytes=round(moved),
         launch_us=target.launch.fixed_us,
@@ -185,9 +197,10 @@ def predict(
     *,
     cycles: Mapping[str, PhaseCycles] | None = None,
     position: int | None = None,
+    routing: Routing = Routing.UNIFORM,
 ) -> Prediction:
     """The summary of `simulate`, for reports."""
-    return simulate(program, target, cycles=cycles, position=position).prediction
+    return simulate(program, target, cycles=cycles, position=position, routing=routing).prediction
 
 
 def _window(result: Run, rounds: int) -> Window:
@@ -227,6 +240,7 @@ def _parts_by_name(program: Program) -> dict[str, FloorPart]:
     parts = {"tape": FloorPart.TAPE}
     for one in program.streams:
         parts[one.name] = FloorPart.STATES if one.writes_back else FloorPart.SMALL_WEIGHTS
+    parts |= {one.name: FloorPart.EXPERTS for one in program.expert_rings}
     return {**parts, **{one.name: FloorPart.CACHES for one in program.caches}}
 
 

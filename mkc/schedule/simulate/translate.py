@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from dataclasses import field
 from math import prod
 
+from mkc.ir.routing import Routing
 from mkc.schedule.messages import Messages
 from mkc.schedule.messages import messages
 from mkc.schedule.program import ROUNDS
@@ -62,7 +63,12 @@ type Exchanging = AllReducePhase | ArgmaxPhase | AcceptPhase | TopKPhase | AllGa
 
 
 def machine_program(
-    program: Program, costs: Mapping[str, PhaseCost], *, position: int, rounds: int
+    program: Program,
+    costs: Mapping[str, PhaseCost],
+    *,
+    position: int,
+    rounds: int,
+    routing: Routing = Routing.UNIFORM,
 ) -> MachineProgram:
     """The machine program of all ranks.
 
@@ -70,6 +76,7 @@ def machine_program(
       costs: by phase id.
       position: of every sequence in the first round; it grows by a round's rows in each.
       rounds: rounds that the launch runs, at most the program's own.
+      routing: how rows choose experts.
     """
     assert 1 <= rounds <= program.rounds_per_launch, "more rounds than a launch may run"
     last = program.context - rounds * rows_per_round(program)
@@ -77,7 +84,12 @@ def machine_program(
     return MachineProgram(
         ranks=program.ranks,
         instructions=lambda rank: Translator(
-            program=program, costs=costs, position=position, rounds=rounds, rank=rank
+            program=program,
+            costs=costs,
+            position=position,
+            rounds=rounds,
+            rank=rank,
+            routing=routing,
         ).launch(),
         symmetric=_symmetric(program.ranks),
     )
@@ -140,6 +152,7 @@ class Translator:
     position: int
     rounds: int
     rank: int
+    routing: Routing = Routing.UNIFORM
     consumed: int = 0  # loads of the tape
     layer: int = -1
     layers: int = 0
@@ -412,6 +425,16 @@ class Translator:
             yield Send(mark=mark, peer=peer, bytes=SIGNAL_BYTES, semaphore="barrier")
         size = len(peers) * SIGNAL_BYTES
         yield Wait(mark=mark, bytes=size, semaphore="barrier", stall=Stall.BARRIER)
+
+    def exchanged(self, mark: Mark, name: str) -> Iterator[Instruction]:
+        """Messages to all peers and from them, without work."""
+        for number, one in enumerate(self._messages(name)):
+            arrived, sent = f"{name} arrived {number}", f"{name} sent {number}"
+            for peer in one.others(self.rank):
+                yield Send(mark=mark, peer=peer, bytes=one.bytes, semaphore=arrived, sent=sent)
+            total = one.peers * one.bytes
+            yield Wait(mark=mark, bytes=total, semaphore=arrived, stall=Stall.EXCHANGE)
+            yield Wait(mark=mark, bytes=total, semaphore=sent, stall=Stall.EXCHANGE)
 
     def _exchange(self, phase: Exchanging) -> Iterator[Instruction]:
         """The core adds up after the last message; it searches its own logits before the first."""

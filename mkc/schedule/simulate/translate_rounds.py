@@ -13,6 +13,7 @@ from mkc.schedule.program import CacheStream
 from mkc.schedule.program import Phase
 from mkc.schedule.program import Program
 from mkc.schedule.round_phases import KeptDeltaRulePhase
+from mkc.schedule.round_phases import MarkovWalkPhase
 from mkc.schedule.round_phases import RowsAttentionPhase
 from mkc.schedule.round_phases import SelectorWalkPhase
 from mkc.schedule.simulate.costs_experts import experts_read
@@ -60,6 +61,8 @@ def round_instructions(translator: Translator, phase: Phase) -> Iterator[Instruc
             yield from _experts(translator, phase)
         case SelectorWalkPhase():
             yield from _selector_walk(translator, phase)
+        case MarkovWalkPhase():
+            yield from _markov_walk(translator, phase)
         case _:
             yield translator.work(phase, translator.costs[phase.id].once_us)
 
@@ -83,7 +86,8 @@ def _route(translator: Translator, phase: RoutePhase) -> Iterator[Instruction]:
     """The choice, then the first experts are started."""
     yield translator.work(phase, translator.costs[phase.id].once_us)
     _, ring = plan_and_ring(translator.program, phase.experts)
-    count = min(ring.slots, experts_read(translator.program, phase.experts))
+    read = experts_read(translator.program, phase.experts, translator.routing)
+    count = min(ring.slots, read)
     mark = translator.mark(phase.id, phase.title)
     for slot in range(count):
         yield from _expert_loads(mark, ring, slot)
@@ -93,7 +97,7 @@ def _experts(translator: Translator, phase: ExpertsPhase) -> Iterator[Instructio
     """One expert after the other, each refilling its slot."""
     cost, mark = translator.costs[phase.id], translator.mark(phase.id, phase.title)
     _, ring = plan_and_ring(translator.program, phase.experts)
-    count = experts_read(translator.program, phase.experts)
+    count = experts_read(translator.program, phase.experts, translator.routing)
     for number in range(count):
         slot = number % ring.slots
         yield Wait(
@@ -170,3 +174,24 @@ def _selector_walk(translator: Translator, phase: SelectorWalkPhase) -> Iterator
         yield wait("choice", program.batch)
         yield wait(f"candidates {row}", candidates)
         yield translator.work(phase, program.batch * cost.item_us)
+
+
+def _markov_walk(translator: Translator, phase: MarkovWalkPhase) -> Iterator[Instruction]:
+    """Of every row the choice before is looked up, and the best columns of all ranks exchanged."""
+    program = translator.program
+    assert program.round is not None
+    cost, mark = translator.costs[phase.id], translator.mark(phase.id, phase.title)
+    size = BLOCK_ROWS * phase.rank * BF16_BYTES
+    for row in range(1, program.round.rows_per_sequence):
+        for _ in range(program.batch):
+            yield Start(mark=mark, bytes=size, semaphore=f"{phase.id} choice", urgent=True)
+        yield Wait(
+            mark=mark,
+            bytes=program.batch * size,
+            semaphore=f"{phase.id} choice",
+            stall=Stall.COPY,
+        )
+        yield translator.work(phase, cost.item_us)
+        if phase.exchanges:
+            name = phase.exchanges[(row - 1) % len(phase.exchanges)]
+            yield from translator.exchanged(mark, name)

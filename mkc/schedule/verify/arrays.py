@@ -18,10 +18,12 @@ from mkc.schedule.program import EmbedPhase
 from mkc.schedule.program import ExchangePlan
 from mkc.schedule.program import Operand
 from mkc.schedule.program import Program
+from mkc.schedule.round_phases import MarkovWalkPhase
 from mkc.schedule.round_phases import SelectorWalkPhase
 from mkc.schedule.verify.events import Place
 
 BLOCK_ROWS = 16  # bf16 rows of a memory tile: the smallest block of rows that a copy may move
+VECTOR_ROWS = 8  # of a register
 NEW_BLOCKS = 2  # of so many rows, which the rows of a round may touch in a cache
 SAMPLING_ROLES = frozenset({"temperature", "top_k", "top_p", "min_p", "seed", "forced"})
 SCALAR_ROLES = SAMPLING_ROLES | {"tokens", "positions", "kept", "rounds", "budgets", "stop_ids"}
@@ -147,6 +149,8 @@ def arrays_of(program: Program) -> dict[str, Array]:
             )
         elif isinstance(phase, SelectorWalkPhase):
             found += _walk_arrays(program, phase)
+        elif isinstance(phase, MarkovWalkPhase):
+            found += _markov_arrays(program, phase)
     found += [
         Array(name=f"{one.name}_block", shape=one.shape, dtype=one.dtype)
         for one in program.operands
@@ -186,6 +190,23 @@ def _walk_arrays(program: Program, phase: SelectorWalkPhase) -> list[Array]:
             )
             for name, shape in (("previous", previous), ("candidates", candidates))
         ),
+    ]
+
+
+def _markov_arrays(program: Program, phase: MarkovWalkPhase) -> list[Array]:
+    """Rows of the table of the tokens before, and the corrected logits of one row of the walk."""
+    height = -(-program.batch // VECTOR_ROWS) * VECTOR_ROWS
+    previous = (program.batch, BLOCK_ROWS, phase.rank)
+    return [
+        Array(
+            name=f"{phase.id}_previous",
+            shape=previous,
+            dtype=DType.BF16,
+            blocks=previous[:1],
+            units=BLOCK_ROWS,
+            axis=1,
+        ),
+        Array(name=f"{phase.id}_scores", shape=(height, phase.logits.width), dtype=DType.F32),
     ]
 
 
@@ -235,21 +256,22 @@ def _operand(operand: Operand) -> Array:
 
 def exchange_arrays(plan: ExchangePlan, ranks: int) -> list[Array]:
     """Send and receive buffers; a receive buffer has a block for every rank."""
-    rows, share = plan.rows, plan.columns // ranks
+    members = plan.group or ranks
+    rows, share = plan.rows, plan.columns // members
     whole, part = (rows, plan.columns), (rows, share)
     kinds: dict[str, list[tuple[str, tuple[int, ...], DType]]] = {
-        "one_shot": [("send", whole, DType.F32), ("receive", (ranks, *whole), DType.F32)],
+        "one_shot": [("send", whole, DType.F32), ("receive", (members, *whole), DType.F32)],
         "two_phase": [
-            ("scattered", (ranks, *part), DType.F32),
+            ("scattered", (members, *part), DType.F32),
             ("send", part, DType.BF16),
-            ("gathered", (ranks, *part), DType.BF16),
+            ("gathered", (members, *part), DType.BF16),
         ],
-        "gather": [("send", whole, DType.BF16), ("receive", (ranks, *whole), DType.BF16)],
-        "gather_f32": [("send", whole, DType.F32), ("receive", (ranks, *whole), DType.F32)],
+        "gather": [("send", whole, DType.BF16), ("receive", (members, *whole), DType.BF16)],
+        "gather_f32": [("send", whole, DType.F32), ("receive", (members, *whole), DType.F32)],
     }
-    found_by_number = [("send", whole, DType.I32), ("receive", (ranks, *whole), DType.I32)]
+    found_by_number = [("send", whole, DType.I32), ("receive", (members, *whole), DType.I32)]
     kinds |= {"argmax": found_by_number, "top_k": found_by_number}
-    parts = bool(plan.group)  # of the send buffer travel separately
+    parts = plan.kind == "two_level"  # of the send buffer travel separately
     return [
         Array(
             name=f"{plan.name}_{suffix}",
@@ -315,6 +337,8 @@ def semaphores_of(program: Program) -> dict[str, Semaphores]:
             shapes[f"{phase.table.removeprefix('table_')}_sem"] = (1,)
         elif isinstance(phase, SelectorWalkPhase):
             shapes[f"{phase.id}_sems"] = (WALK_SEMAPHORES,)
+        elif isinstance(phase, MarkovWalkPhase):
+            shapes[f"{phase.id}_sems"] = (1,)
     for operand in program.operands:
         if operand.role == "token_masks":
             shapes[f"{operand.name}_sem"] = (1,)

@@ -88,23 +88,25 @@ class Exchanges:
             self.kernel.wait("wait_send", one.send.semaphore, self.kernel.size(one.send.source))
 
     def one_shot(self, name: str, routine: str) -> None:
-        """Everybody sends its `send` buffer to everybody.
+        """Everybody sends its `send` buffer to everybody, of its group where there are groups.
 
         A sum has its own still as a value; others copy their block from there.
         """
         kernel = self.kernel
-        me = kernel.rank
+        plan = next(one for one in kernel.program.exchanges if one.name == name)
+        (level,) = messages(plan, kernel.program.ranks)
+        me = kernel.rank % level.members
         send, receive = Place(array=f"{name}_send"), f"{name}_receive"
         semaphores = ((f"{name}_sems", (0,)), (f"{name}_sems", (1,)))
         kernel.write(routine, send, send)
         mine = Place(array=receive, index=(me,))
-        messages = [self.send(send, mine, semaphores, peer) for peer in self.peers()]
+        sent = [self.send(send, mine, semaphores, peer) for peer in level.others(kernel.rank)]
         if routine in (ARGMAX, GATHER):
             kernel.read(routine, send, send)
         kernel.write(routine, mine, send)
-        self.wait_received(messages)
-        self.read_all(routine, receive, send)
-        self.wait_sent(messages)
+        self.wait_received(sent)
+        self._read_parts(routine, receive, level, send)
+        self.wait_sent(sent)
 
     def read_all(self, routine: str, receive: str, sent: Place) -> None:
         """Reads what every rank has sent; `sent` is where it was at the sender."""

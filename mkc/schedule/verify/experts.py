@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from mkc.schedule.verify.protocol import Kernel
 
 
+def most_chosen(plan: ExpertPlan, ring: ExpertRing) -> int:
+    """Experts of one layer that a rank reads at most."""
+    return min(plan.local, ring.rows * ring.chosen)
+
+
 @dataclass(kw_only=True)
 class ExpertCursor:
     """Where a mixture stands: the layer to compute next."""
@@ -43,6 +48,7 @@ class Experts:
             kernel.stream_read("route", kernel.streams[phase.page])
         for suffix in ("places", "landing"):
             kernel.write("route", Place(array=f"{name}_{suffix}"))
+        kernel.read("route", Place(array=f"{name}_places"))
         kernel.store("route", phase.ids)
         kernel.store("route", phase.weights)
         landing, chosen = Place(array=f"{name}_landing"), Place(array=f"{name}_chosen")
@@ -52,10 +58,8 @@ class Experts:
             self.start("experts_start", cursor, number, number)
 
     def chosen(self, cursor: ExpertCursor) -> int:
-        """Experts that this rank reads at most."""
-        kernel = self.kernel
-        awake = any(position >= 0 for position in kernel.positions)
-        return min(cursor.plan.local, cursor.ring.rows * cursor.ring.chosen) if awake else 0
+        awake = any(position >= 0 for position in self.kernel.positions)
+        return most_chosen(cursor.plan, cursor.ring) if awake else 0
 
     def start(self, routine: str, cursor: ExpertCursor, number: int, slot: int) -> None:
         plan, name = cursor.plan, cursor.ring.name
@@ -71,12 +75,10 @@ class Experts:
     def compute(self, phase: ExpertsPhase) -> None:
         kernel, cursor = self.kernel, self.kernel.experts[phase.experts]
         plan, ring = cursor.plan, cursor.ring
-        for view in (phase.x, phase.ids, phase.weights):
-            kernel.load("expert_mlp", view)
+        kernel.load("expert_mlp", phase.x)
         left = Place(array=f"{ring.name}_left")
         if left.array in kernel.arrays:
             kernel.write("expert_mlp", left)
-            kernel.read("expert_mlp", left)
         kernel.read("expert_mlp", Place(array=f"{ring.name}_chosen"))
         kernel.store("expert_mlp", phase.output)
         arrays = ((plan.gate_up_array, "gate_up"), (plan.down_array, "down"))
@@ -89,6 +91,10 @@ class Experts:
             entry = cursor.layer * plan.local + number
             for (array, _), place in zip(arrays, places, strict=True):
                 kernel.read("expert_mlp", place, Place(array=array, index=(entry,)))
+            if left.array in kernel.arrays:
+                kernel.read("expert_mlp", left)
+            for view in (phase.ids, phase.weights):
+                kernel.load("expert_mlp", view)
             kernel.store_row("expert_mlp", phase.output)
             if number + ring.slots < self.chosen(cursor):
                 self.start("expert_mlp", cursor, number + ring.slots, slot)

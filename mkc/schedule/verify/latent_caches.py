@@ -36,6 +36,7 @@ class LatentAttention(RowsAttention):
                     kernel.write(ROUTINE, rings[0])  # what lies behind the rows becomes zero
                 self.read_seen(cursor, sequence, tile, rings)
                 self.fetch(ROUTINE, cursor)
+            kernel.stream_read(ROUTINE, up)  # keys are folded before, values projected behind
             for head in range(phase.heads):
                 start = phase.output.start + head * phase.value_dim
                 view = View(buffer=phase.output.buffer, start=start, width=phase.value_dim)

@@ -242,6 +242,8 @@ class Kernel:
             self.stream_prologue(name)
         for name in self.caches:
             self.tiles(name).prologue(name)
+        for mixture in self.experts.values():
+            mixture.layer = 0
         for operand in self.program.operands:
             if operand.role == "token_masks":
                 source, target = Place(array=operand.name), Place(array=f"{operand.name}_block")
@@ -270,6 +272,7 @@ class Kernel:
         """The streams have no drain for items that nobody consumed: the counts must agree."""
         used = {name: (one.item, one.plan.items) for name, one in self.streams.items()}
         used |= {name: (one.calls, one.plan.layers) for name, one in self.caches.items()}
+        used |= {name: (one.layer, one.plan.layers) for name, one in self.experts.items()}
         for name, (found, planned) in used.items():
             if found != planned:
                 self.sink.problem("V501", name, f"{found} of {planned} items are consumed")

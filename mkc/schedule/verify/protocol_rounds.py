@@ -22,7 +22,9 @@ from mkc.schedule.program import VectorPhase
 from mkc.schedule.program import View
 from mkc.schedule.round_phases import AcceptPhase
 from mkc.schedule.round_phases import AllGatherPhase
+from mkc.schedule.round_phases import CutDraftsPhase
 from mkc.schedule.round_phases import KeptDeltaRulePhase
+from mkc.schedule.round_phases import MarkovWalkPhase
 from mkc.schedule.round_phases import RowsAttentionPhase
 from mkc.schedule.round_phases import SampledAccept
 from mkc.schedule.round_phases import ScalarPhase
@@ -31,6 +33,7 @@ from mkc.schedule.round_phases import TapPhase
 from mkc.schedule.round_phases import TopKPhase
 from mkc.schedule.scalars import CarriedRows
 from mkc.schedule.verify.events import Place
+from mkc.schedule.verify.selector import MarkovWalk
 from mkc.schedule.verify.selector import Walk
 
 if TYPE_CHECKING:
@@ -149,7 +152,9 @@ class Rounds:
         known: dict[type[Phase], Callable[[Any], None]] = {
             AcceptPhase: self.accept,
             AllGatherPhase: self.kernel.exchanges.all_gather,
+            CutDraftsPhase: self.cut_drafts,
             KeptDeltaRulePhase: self.kept_delta_rule,
+            MarkovWalkPhase: self.markov_walk,
             RowsAttentionPhase: self.kernel.rows_attention.phase,
             ScalarPhase: self.scalar,
             SelectorWalkPhase: self.selector_walk,
@@ -304,3 +309,14 @@ class Rounds:
                 if phase.sampling is not None:
                     kernel.store_row("sampled_walk", phase.sampling.proposal)
         self.scalars[phase.output] = [ANY_TOKEN] * kernel.program.rows
+
+    def markov_walk(self, phase: MarkovWalkPhase) -> None:
+        """Every row of the walk needs the choice of the row before."""
+        MarkovWalk(kernel=self.kernel, phase=phase).run(self.size)
+        self.scalars[phase.output] = [ANY_TOKEN] * self.kernel.program.rows
+
+    def cut_drafts(self, phase: CutDraftsPhase) -> None:
+        """Which rows rest depends on data; none does here. A cut keeps row 0 of each sequence, by
+        which addresses and waits are decided."""
+        self.kernel.load("cut_drafts", phase.confidence)
+        self.scalars[phase.output] = list(self.scalars[phase.positions])

@@ -20,6 +20,7 @@ entered it.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -47,6 +48,7 @@ type Block = tuple[str, tuple[int, ...]]
 @dataclass(kw_only=True, eq=False)
 class Message:
     """Attributes:
+    block: where it goes, in the receiver's memory.
     number: how many the sender has sent to this semaphore before.
     clock: what the sender knew.
     landed: the receiver's time at the wait that has seen it, None before.
@@ -54,6 +56,7 @@ class Message:
 
     sender: int
     source: Place
+    block: Block
     number: int
     size: int
     clock: Clock
@@ -79,7 +82,8 @@ class Mailbox:
 
     def group(self, size: int) -> int | None:
         """The number of the messages among which the wait for byte `size` ends."""
-        return next((number for number, total in enumerate(self.totals) if size <= total), None)
+        number = bisect_left(self.totals, size)
+        return number if number < len(self.totals) else None
 
     def missing(self, size: int) -> set[int]:
         """Ranks without whose message a wait up to byte `size` does not end."""
@@ -87,7 +91,7 @@ class Mailbox:
         if number is None:
             return set()
         before = self.totals[number - 1] if number else 0
-        for earlier in range(number):
+        for earlier in range(len(self.closed), number):  # the wait for closed ones had all of them
             absent = self.senders[earlier] - {one.sender for one in self.arrived[earlier]}
             if absent:
                 return absent
@@ -195,16 +199,18 @@ class Ranks:
 
     def blockers(self, rank: Rank, event: Event) -> set[int]:
         """Ranks that must do something first; all others when nobody ever does it."""
-        others = {one.number for one in self.ranks} - {rank.number}
         if isinstance(event, Receive):
             box = self.mailboxes.get((rank.number, event.semaphore))
             if box is None or box.group(box.waited + event.size) is None:
-                return others
+                return self.others(rank)
             return box.missing(box.waited + event.size)
         if isinstance(event, Meet) and rank.signalled < rank.met + event.count:
-            meeting = rank.left
+            others, meeting = self.others(rank), rank.left
             return {one for one in others if len(self.ranks[one].meetings) <= meeting} or others
         return set()
+
+    def others(self, rank: Rank) -> set[int]:
+        return {one.number for one in self.ranks} - {rank.number}
 
     def witness(self, rank: Rank) -> str:
         """Who waits for whom, from a rank to the first one that occurs again or has ended."""
@@ -238,6 +244,7 @@ class Ranks:
         message = Message(
             sender=rank.number,
             source=event.source,
+            block=_block(event.target),
             number=number,
             size=size,
             clock=list(rank.clock),
@@ -245,8 +252,7 @@ class Ranks:
         box.arrived[number].append(message)
         for code, text in self.send_problems(rank, peer, event, message, box):
             self.report(code, event.phase, f"rank {rank.number} to rank {peer.number}: {text}")
-        block = _block(event.target)
-        peer.coming.setdefault(block, []).append(message)
+        peer.coming.setdefault(message.block, []).append(message)
 
     def send_problems(
         self, rank: Rank, peer: Rank, event: Send, message: Message, box: Mailbox
@@ -264,9 +270,8 @@ class Ranks:
         if number > 0 and not (len(box.closed) >= number and box.closed[number - 1] <= known):
             name = semaphore_name(event.received)
             yield "V603", f"the wait at {name} for the message before may count this one"
-        block = _block(event.target)
-        earlier = peer.coming.get(block, ())
-        if earlier or peer.touched.get(block, 0) > known:
+        earlier = peer.coming.get(message.block, ())
+        if earlier or peer.touched.get(message.block, 0) > known:
             yield "V602", f"{event.target} may still be in use when the message arrives"
 
     def receive(self, rank: Rank, event: Receive) -> None:
@@ -277,11 +282,10 @@ class Ranks:
             box.closed.append(rank.now)
             for message in group:
                 message.landed = rank.now
-                rank.clock[:] = map(max, rank.clock, message.clock)
-            for block, messages in rank.coming.items():
-                for message in [one for one in messages if one in group]:
-                    messages.remove(message)
-                    rank.holds[block] = (message.sender, message.source)
+                rank.coming[message.block].remove(message)
+                rank.holds[message.block] = (message.sender, message.source)
+            clocks = [message.clock for message in group]
+            rank.clock[:] = map(max, rank.clock, *clocks) if clocks else rank.clock
 
     def signal(self, rank: Rank, event: Signal) -> None:
         if not rank.signals:

@@ -1,4 +1,4 @@
-"""What a selector's walk does with its tables, as events; part of `protocol_rounds`."""
+"""What the walks of drafters do with their tables, as events; part of `protocol_rounds`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from mkc.schedule.program import VECTOR_LANES
 from mkc.schedule.program import View
+from mkc.schedule.round_phases import MarkovWalkPhase
 from mkc.schedule.round_phases import SelectorWalkPhase
 from mkc.schedule.verify.arrays import BLOCK_ROWS
 from mkc.schedule.verify.events import Place
@@ -77,3 +78,55 @@ class Walk:
             return
         source = Place(array=table, count=BLOCK_ROWS)
         self.kernel.start(ROUTINE, source, place, semaphore)
+
+
+MARKOV = "markov_walk"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarkovWalk:
+    """A walk that corrects logits. Every token stands for any, as in `Walk`."""
+
+    kernel: Kernel
+    phase: MarkovWalkPhase
+
+    def run(self, rows: int) -> None:
+        kernel, phase = self.kernel, self.phase
+        if phase.confidence is not None:
+            kernel.stream_read(MARKOV, kernel.streams[phase.page])
+        scores = Place(array=f"{phase.id}_scores")
+        kernel.write(MARKOV, scores)
+        self.judge()
+        for row in range(1, rows):
+            self.previous(wait=False)
+            self.previous(wait=True)
+            for sequence in range(kernel.program.batch):
+                data = Place(array=phase.predecessor, count=BLOCK_ROWS)
+                kernel.read(MARKOV, self.place(sequence), data)
+            for view in (phase.logits, phase.hidden):
+                kernel.load(MARKOV, view)
+            self.judge()
+            kernel.read(MARKOV, scores)
+            kernel.stream_read(MARKOV, kernel.streams[phase.successor])
+            kernel.write(MARKOV, scores)
+            if phase.exchanges:
+                kernel.exchanges.best(phase.exchanges[(row - 1) % len(phase.exchanges)])
+
+    def judge(self) -> None:
+        """Confidences are stored row by row."""
+        if self.phase.confidence is not None:
+            self.kernel.store_row(MARKOV, self.phase.confidence)
+
+    def previous(self, *, wait: bool) -> None:
+        """The blocks of all sequences' choices before."""
+        kernel, semaphore = self.kernel, (f"{self.phase.id}_sems", (0,))
+        for sequence in range(kernel.program.batch):
+            place = self.place(sequence)
+            if wait:
+                kernel.wait(MARKOV, semaphore, kernel.size(place))
+            else:
+                source = Place(array=self.phase.predecessor, count=BLOCK_ROWS)
+                kernel.start(MARKOV, source, place, semaphore)
+
+    def place(self, sequence: int) -> Place:
+        return Place(array=f"{self.phase.id}_previous", index=(sequence,), count=BLOCK_ROWS)

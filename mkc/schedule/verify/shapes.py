@@ -24,12 +24,15 @@ from mkc.schedule.program import View
 from mkc.schedule.program import scattered_columns
 from mkc.schedule.round_phases import AcceptPhase
 from mkc.schedule.round_phases import AllGatherPhase
+from mkc.schedule.round_phases import CutDraftsPhase
 from mkc.schedule.round_phases import KeptDeltaRulePhase
+from mkc.schedule.round_phases import MarkovWalkPhase
 from mkc.schedule.round_phases import RowsAttentionPhase
 from mkc.schedule.round_phases import SelectorWalkPhase
 from mkc.schedule.round_phases import TapPhase
 from mkc.schedule.round_phases import TopKPhase
 from mkc.schedule.verify.arrays import SCALAR_ROLES
+from mkc.schedule.verify.arrays import VECTOR_ROWS
 from mkc.schedule.verify.memory import Report
 
 type Width = tuple[str, View, int]
@@ -94,8 +97,10 @@ def scalar_sizes(program: Program, phase: Phase) -> dict[str, int]:
             return {phase.positions: rows, phase.kept: batch}
         case RowsAttentionPhase():
             return {phase.positions: rows, phase.first: rows}
-        case SelectorWalkPhase():
+        case SelectorWalkPhase() | MarkovWalkPhase():
             return {phase.tokens: rows, phase.output: rows}
+        case CutDraftsPhase():
+            return {phase.positions: rows, phase.output: rows}
     return {}
 
 
@@ -173,10 +178,23 @@ def _check_refills(phase: Phase, report: Report) -> bool:
     return True
 
 
+def _check_turns(program: Program, phase: MarkovWalkPhase, report: Report) -> None:
+    """Rows of a walk exchange a value and an id for each sequence."""
+    plans = {one.name: one for one in program.exchanges}
+    for plan in (plans[name] for name in phase.exchanges):
+        sent = (2 * -(-program.batch // VECTOR_ROWS) * VECTOR_ROWS, VECTOR_LANES)
+        if (plan.rows, plan.columns) != sent or plan.kind != "argmax":
+            message = f"{plan.name} is made for {plan.kind} of {plan.rows} rows, the phase sends"
+            report("V804", phase.id, f"{message} {sent[0]}")
+
+
 def _check_exchange(program: Program, phase: Phase, report: Report) -> bool:
     """The buffers of an exchange are those of its algorithm, and as large as what it sends."""
     plans = {one.name: one for one in program.exchanges}
     match phase:
+        case MarkovWalkPhase():
+            _check_turns(program, phase, report)
+            return True
         case AllReducePhase():
             name, kind, lanes = phase.exchange, phase.algorithm, phase.partial.width
         case AllGatherPhase():
@@ -191,7 +209,7 @@ def _check_exchange(program: Program, phase: Phase, report: Report) -> bool:
     if plan.kind != kind:
         report("V805", phase.id, f"{name} is made for {plan.kind}, the phase does {kind}")
         return False
-    one_row = program.rows == 1 and kind in ("one_shot", "two_level")
+    one_row = program.rows == 1 and kind in ("one_shot", "two_level", "gather_f32")
     least = 1 if one_row else program.padded_rows
     lanes = -(-lanes // VECTOR_LANES) * VECTOR_LANES
     if kind == "two_phase":

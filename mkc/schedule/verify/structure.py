@@ -29,7 +29,9 @@ from mkc.schedule.program import VectorPhase
 from mkc.schedule.program import View
 from mkc.schedule.round_phases import AcceptPhase
 from mkc.schedule.round_phases import AllGatherPhase
+from mkc.schedule.round_phases import CutDraftsPhase
 from mkc.schedule.round_phases import KeptDeltaRulePhase
+from mkc.schedule.round_phases import MarkovWalkPhase
 from mkc.schedule.round_phases import Remembered
 from mkc.schedule.round_phases import RowsAttentionPhase
 from mkc.schedule.round_phases import SampledWalk
@@ -97,6 +99,12 @@ def check_names(program: Program, report: Report) -> bool:
             case SelectorWalkPhase():
                 check(phase.id, "operand", phase.predecessor, operands)
                 check(phase.id, "operand", phase.successor, operands)
+            case MarkovWalkPhase():
+                check(phase.id, "operand", phase.predecessor, operands)
+                for name in (phase.successor, phase.page):
+                    check(phase.id, "stream", name, streams)
+                for name in phase.exchanges:
+                    check(phase.id, "exchange", name, exchanges)
             case TapPhase():
                 check(phase.id, "buffer", phase.buffer, buffers)
             case ArgmaxPhase() | AcceptPhase() | TopKPhase():
@@ -191,6 +199,10 @@ def scalars_used(phase: Phase) -> Iterator[str]:
             yield from (phase.tokens, phase.output)
             if phase.sampling is not None:
                 yield phase.sampling.positions
+        case MarkovWalkPhase():
+            yield from (phase.tokens, phase.output)
+        case CutDraftsPhase():
+            yield from (phase.positions, phase.output)
         case VectorPhase() | ScalarPhase():
             yield from phase.scalars.values()
 

@@ -13,8 +13,10 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
+from functools import partial
 from typing import Any
 
+from mkc.schedule.expert_store import CHOSEN
 from mkc.schedule.program import RESTING
 from mkc.schedule.program import Program
 from mkc.schedule.verify.accesses import READ
@@ -34,6 +36,7 @@ from mkc.schedule.verify.events import Signal
 from mkc.schedule.verify.events import Start
 from mkc.schedule.verify.events import Wait
 from mkc.schedule.verify.events import Write
+from mkc.schedule.verify.experts import most_chosen
 
 BARRIER = "barrier"
 TRACED = "traced"  # phase and routine of traced events
@@ -119,6 +122,8 @@ class Tracer:
     Attributes:
       arrays: of the program, by name.
       scalars: SMEM arguments by name; the kernel changes its own copies.
+      assumed: SMEM arrays that the kernel fills with what depends on data, by name: a number for
+        each place in them, as the proof has it.
       events: what was done.
       hints: statements `multiple_of` that are not true.
       accesses: all that was touched, scalars included, to the element; None to keep no account.
@@ -127,6 +132,7 @@ class Tracer:
     rank: int
     arrays: Mapping[str, Array]
     scalars: dict[str, list[int]]
+    assumed: Mapping[str, Callable[..., int]] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
     accesses: list[Access] | None = None
@@ -265,6 +271,8 @@ class Tracer:
         if inputs[0].name in self.scalars and any(isinstance(one, _Unknown) for one in inputs[1:]):
             return [UNKNOWN]
         view = _transformed(inputs[0], params["tree"].unflatten(inputs[1:]))
+        if view.name in self.assumed:
+            return [self.assumed[view.name](*(first for first, _ in view.ranges))]
         if view.name in self.scalars:
             return [self.scalars[view.name][view.ranges[0][0] if view.ranges else 0]]
         self.note(READ, view.name, view.ranges)
@@ -444,7 +452,23 @@ def tracer_of(program: Program, rank: int, case: Case) -> Tracer:
         scalars["rounds"] = [case.rounds] * program.batch
         count = next(one.shape[0] for one in program.operands if one.role == "stop_ids")
         scalars["stop_ids"] = [-1 if case.ran == case.rounds else 0] * count
-    return Tracer(rank=rank, arrays=arrays_of(program), scalars=scalars)
+    awake = any(position >= 0 for position in scalars["positions"])
+    chosen = _chosen_experts(program) if awake else {}
+    return Tracer(rank=rank, arrays=arrays_of(program), scalars=scalars, assumed=chosen)
+
+
+def _chosen_experts(program: Program) -> dict[str, Callable[..., int]]:
+    """As many experts as a rank reads at most, the first ones, as in the proof."""
+    rings = {one.name: one for one in program.expert_rings}
+    found: dict[str, Callable[..., int]] = {}
+    for plan in program.experts:
+        count = most_chosen(plan, rings[plan.ring])
+        found[f"{plan.ring}_chosen"] = partial(_of_chosen, count)
+    return found
+
+
+def _of_chosen(count: int, row: int, place: int) -> int:
+    return place if row == CHOSEN else count
 
 
 def _round_scalars(program: Program, case: Case) -> dict[str, list[int]]:

@@ -17,11 +17,15 @@ from mkc.schedule.lint import LINTS
 from mkc.schedule.lint import lint_program
 from mkc.schedule.lint import lint_source
 from mkc.schedule.lint import lint_traced
+from mkc.schedule.lint.program import few_rounds
 from mkc.schedule.program import AllReducePhase
 from mkc.schedule.program import Phase
 from mkc.schedule.program import Program
+from mkc.schedule.verify.case import Case
 from mkc.schedule.verify.case import cases_of
+from mkc.schedule.verify.compare import expected_events
 from mkc.schedule.verify.events import Place
+from mkc.schedule.verify.events import Send
 from mkc.schedule.verify.events import Start
 from mkc.schedule.verify.trace import pallas_kernel
 from mkc.schedule.verify.trace import reference_names
@@ -31,6 +35,7 @@ from tests.mutation.edits import with_one
 from tests.mutation.edits import with_phases
 from tests.mutation.subjects import subject
 from tests.passes.lowering import TARGET
+from tests.passes.lowering import dense_graph
 from tests.passes.lowering import golden_graph
 from tests.passes.lowering import lower
 from tests.schedule.verify.traced import module_of
@@ -128,6 +133,20 @@ def test_programs(code: str, change: Callable[[Program], Program]) -> None:
 def test_lanes_that_are_scattered() -> None:
     program = half_a_register_per_rank(subject("shares"))
     assert "L102" in {one.code for one in lint_program(program, load_target(TARGET))}
+
+
+def test_rounds_that_are_left_out_copy_the_same() -> None:
+    """A launch may have hundreds of thousands of rounds; a few of them show all copies."""
+    program = lower(dense_graph(batch=2), 2, "lower{rounds=12}").program
+    case = cases_of(program)[0]
+    few = few_rounds(case)
+    assert few.ran < case.ran
+
+    def copies(case: Case) -> set[tuple[Place, Place]]:
+        events = expected_events(program, 0, case)
+        return {(one.source, one.target) for one in events if isinstance(one, Start | Send)}
+
+    assert copies(few) == copies(case)
 
 
 @pytest.mark.parametrize(("rows", "codes"), [(16, set()), (8, {"L108"})])

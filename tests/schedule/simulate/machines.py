@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import replace
 
 from mkc.schedule.simulate.engine import Run
@@ -68,7 +69,7 @@ def one_rank(*instructions: Instruction) -> Run:
 
 def ranks(
     count: int,
-    of: Callable[[int], list[Instruction]],
+    of: Callable[[int], Iterable[Instruction]],
     *,
     symmetric: bool = False,
     skew: tuple[RankSkew, ...] = (),

@@ -48,6 +48,20 @@ LOOPS = """
    0xb   : > { %91 = vtrace 2 /* ] TraceMeEnd(p03) */ }
 """
 
+MESSAGES = """
+  0x10   : > { %90 = vtrace 1 /* TraceMeStart(p04) [ */ }
+  0x11   : > { %s1_s1 = sadd.s32 1, %s9_s9 }
+  0x12   : > { %2 = dma.general /*src=*/%s1_s1, /*size_in_granules=*/64 /* vmem-to-vmem */ }
+  0x13   : > { %s3_s3 = sadd.s32 2, %s9_s9 }
+  0x14   : > { %s4_s4 = sadd.s32 3, %s9_s9 }
+  0x15   : > { %5 = dma.general /*src=*/%s3_s3, /*size_in_granules=*/64 /* vmem-to-vmem */ }
+  0x16   : > { %6 = dma.done.wait [#allocation1], 128 }
+  0x17   : > { %v7_v1 = vld [vmem:[#allocation1] sm:$0xff] }
+  0x18   : > { %8 = dma.general /*src=*/%s4_s4, /*size_in_granules=*/64 /* vmem-to-vmem */ }
+  0x19   : > { %9 = dma.general /*src=*/%s4_s4, /*size_in_granules=*/64 /* vmem-to-hbm */ }
+  0x1a   : > { %91 = vtrace 2 /* ] TraceMeEnd(p04) */ }
+"""
+
 KNOWN = Latencies(
     result={"vadd.xlane.f32": 141, "vmatmul.mubr.bf16.vlgmr.msra.gmra.mrb": 211, "vld": 1},
     interval={"vadd.xlane.f32": 4},
@@ -68,6 +82,14 @@ def test_a_bundle_waits_for_its_operands() -> None:
     assert phase.bundles == 5
     assert phase.cycles == 1 + 141 + 2 + 1  # the pop, its normal latency, the store
     assert phase.loops == ()
+
+
+def test_code_between_the_starts_of_messages_is_the_targets_to_time() -> None:
+    """Nine bundles in ten cycles: the third start stands behind a wait, the last is no message."""
+    (phase,) = phase_cycles(MESSAGES, KNOWN).values()
+    assert (phase.bundles, phase.messages) == (9, 3)
+    apart = phase_cycles(MESSAGES.replace("vmem-to-vmem", "vmem-to-hbm"), KNOWN)["p04"]
+    assert apart.cycles - phase.cycles == 3
 
 
 def test_bundles_outside_the_markers_belong_to_no_phase() -> None:

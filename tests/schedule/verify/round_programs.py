@@ -8,6 +8,7 @@ from pytest import MonkeyPatch
 
 from mkc.passes.pipeline import Lowered
 from tests.draft_goldens import golden_round
+from tests.passes.gathered import gather_everything
 from tests.passes.lowering import lower
 
 CONTEXT = 96  # six blocks of rows, so that caches have several tiles
@@ -34,5 +35,5 @@ def round_lowered(
     options = filter(None, (passes, f"lower{{rounds={rounds}}}" if rounds > 1 else ""))
     with MonkeyPatch.context() as patch:
         if gathers:
-            patch.setattr("mkc.passes.gathering._cheapest", lambda _, keys, *rest: {*keys})
+            gather_everything(patch)
         return lower(graph, ranks, ",".join(options))
