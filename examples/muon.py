@@ -18,7 +18,12 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
 SMALLEST_MATRIX = 16  # rows and columns; thinner ones are as good as vectors
 
-TABLES = ("embed", "codebook")  # in the names of matrices whose rows are looked up
+TABLES = (
+    "embed",
+    "codebook",
+    "lm_head",
+    "markov",
+)  # in the names of matrices with a row for each token
 
 type Arrays = dict[str, Array]
 

@@ -2,6 +2,7 @@
 
 The algebra is that of `mkc.runtime.prefill_ops.chunked_delta_rule`. There a triangular system is
 solved, whose gradient is slow on a CPU; here its matrix is inverted by products of matrices.
+A decay is one number of a head, or one of each key channel.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from mkc.ir.reference_ops import by_sequence
 from mkc.ir.reference_ops import wide
 
 CHUNK = 32
+# Where each channel has its decay. Factors in a chunk are up to exp(8 * decay), in products up to
+# exp(16 * decay), which f32 holds for logarithms of decays down to -5.
+CHANNEL_CHUNK = 16
 
 
 def delta_rule(op: DeltaRule, operands: Arrays, states: Arrays, context: OpContext) -> Outcome:
@@ -28,8 +32,9 @@ def delta_rule(op: DeltaRule, operands: Arrays, states: Arrays, context: OpConte
     (memory,) = states
     batch = memory.shape[0]
     q, k, v, beta, decay = (by_sequence(wide(one), batch) for one in operands)
+    decay = decay.reshape(*beta.shape, -1)
     counts = context.rows_that_count(batch, operands[0].shape[0])[..., None]
-    beta, decay = jnp.where(counts, beta, 0.0), jnp.where(counts, decay, 0.0)
+    beta, decay = jnp.where(counts, beta, 0.0), jnp.where(counts[..., None], decay, 0.0)
     k = jnp.where(counts[..., None], k, 0.0)
     group = v.shape[2] // q.shape[2]
     q, k = jnp.repeat(q, group, axis=2), jnp.repeat(k, group, axis=2)
@@ -45,10 +50,11 @@ def parallel_delta_rule(
     Args:
       q, k: [L, T, heads, dk].
       v: [L, T, heads, dv].
-      beta, decay: [L, T, heads].
+      beta: [L, T, heads].
+      decay: logarithms, [L, T, heads, 1] or [L, T, heads, dk].
     """
     lanes, rows = v.shape[:2]
-    size = min(CHUNK, rows)
+    size = min(CHUNK if decay.shape[-1] == 1 else CHANNEL_CHUNK, rows)
     chunks = rows // size
     assert rows == chunks * size, f"{rows} rows are not whole chunks of {size}"
 
@@ -59,18 +65,15 @@ def parallel_delta_rule(
     q, k, v, beta, decay = (pieces(one) for one in (q, k, v, beta, decay))
     row, column = np.arange(size)[:, None], np.arange(size)[None, :]
     # As a product: the gradient of a running sum is slow on a CPU.
-    total = decay @ jnp.asarray(row <= column, jnp.float32)
-    difference = total[..., :, None] - total[..., None, :]
-    kept = jnp.where(row >= column, jnp.exp(jnp.where(row >= column, difference, 0.0)), 0.0)
-    keys = jnp.swapaxes(k, -1, -2)
-    solve = inverse(jnp.where(row > column, beta[..., None] * (k @ keys) * kept, 0.0))
-    attention = (q @ keys) * kept
-    factor = jnp.exp(total)[..., None]
+    total = jnp.asarray(row >= column, jnp.float32) @ decay
+    solve = inverse(jnp.where(row > column, beta[..., None] * decayed_products(k, k, total), 0.0))
+    attention = jnp.where(row >= column, decayed_products(q, k, total), 0.0)
+    factor = jnp.exp(total)
     wanted = solve @ (beta[..., None] * v)
     seen = solve @ (beta[..., None] * k * factor)
     queries = q * factor
-    left = k * jnp.exp(total[..., -1:] - total)[..., None]
-    shrink = jnp.exp(total[..., -1])[..., None, None]
+    left = k * jnp.exp(total[..., -1:, :] - total)
+    shrink = jnp.exp(total[..., -1, :])[..., None]
     outputs = []
     for chunk in range(chunks):
         correction = wanted[:, chunk] - seen[:, chunk] @ memory
@@ -79,6 +82,27 @@ def parallel_delta_rule(
         memory = memory * shrink[:, chunk] + added
     out = jnp.moveaxis(jnp.stack(outputs, axis=1), 3, 2)
     return out.reshape(lanes, rows, *out.shape[3:]), memory
+
+
+def decayed_products(left: Array, right: Array, total: Array) -> Array:
+    """Products of rows, the later one's first, with what is left of the earlier one by then.
+
+    Args:
+      left, right: [.., size, dk].
+      total: sums of decays from the chunk's beginning, [.., size, 1] or [.., size, dk].
+
+    Returns:
+      [.., size, size]; above the diagonal anything finite.
+    """
+    if total.shape[-1] > 1:
+        middle = total[..., total.shape[-2] // 2, :][..., None, :]
+        left, right = left * jnp.exp(total - middle), right * jnp.exp(middle - total)
+        return left @ jnp.swapaxes(right, -1, -2)
+    difference = total - jnp.swapaxes(total, -1, -2)
+    size = difference.shape[-1]
+    below = np.tri(size, dtype=bool)
+    kept = jnp.where(below, jnp.exp(jnp.where(below, difference, 0.0)), 0.0)
+    return (left @ jnp.swapaxes(right, -1, -2)) * kept
 
 
 @jax.custom_vjp

@@ -1,10 +1,12 @@
-"""Questions to measure the small model with, and its model card.
+"""Questions to measure a small model with, and its model card.
 
 python -m examples.tiny_card questions tests/data/tiny/eval.jsonl
 mkc eval models/tiny tests/data/tiny/eval.jsonl --json > models/tiny/results.json
 mkc eval models/tiny tests/data/tiny/eval.jsonl --spec dflash2 --draft models/tiny/drafter --json \
     > models/tiny/drafter/results.json
 python -m examples.tiny_card card models/tiny
+
+The other model has `--family kimi_tiny` here, and questions of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from examples.tiny_family import FAMILIES
+from examples.tiny_family import TINY
+from examples.tiny_family import Family
 from examples.tiny_folder import DRAFTER_FOLDER
 from examples.tiny_folder import TRAINING_FILE
 from examples.tiny_tasks import EVALUATED
@@ -35,7 +40,10 @@ QUESTIONS = 40  # of each task
 MOST_DRAWS = 20  # for one question, on average
 RESULTS_FILE = "results.json"
 CARD_FILE = "README.md"
-TEMPLATE = Path(__file__).with_suffix(".md")
+TEMPLATES = {
+    "tiny": Path(__file__).with_suffix(".md"),
+    "kimi_tiny": Path(__file__).with_name("kimi_tiny_card.md"),
+}
 
 RANGES = {
     "addition": f"two numbers from 0 to {LARGEST}",
@@ -53,14 +61,15 @@ RANGES = {
 }
 
 
-def questions(count: int = QUESTIONS) -> list[Exchange]:
+def questions(count: int = QUESTIONS, family: Family = TINY) -> list[Exchange]:
     """Different questions about items that training never sees.
 
     Args:
       count: of each task; of tasks with few items there are fewer.
+      family: the model, which knows some of the tasks.
     """
     found: list[Exchange] = []
-    for task in EVALUATED:
+    for task in (one for one in EVALUATED if one in family.weights):
         rng = Random(f"questions/{task}")
         different: dict[str, Exchange] = {}
         for _ in range(MOST_DRAWS * count):
@@ -97,13 +106,13 @@ def _as_text(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "tool_calls": calls}
 
 
-def eval_text(count: int = QUESTIONS) -> str:
+def eval_text(count: int = QUESTIONS, family: Family = TINY) -> str:
     """The whole file."""
-    lines = [json.dumps(line(number, one)) for number, one in enumerate(questions(count))]
+    lines = [json.dumps(line(number, one)) for number, one in enumerate(questions(count, family))]
     return "\n".join(lines) + "\n"
 
 
-def card(folder: Path) -> str:
+def card(folder: Path, family: str = "tiny") -> str:
     """The model card, from what was measured and how long training took."""
     results, training = _read(folder / RESULTS_FILE), _read(folder / TRAINING_FILE)
     rows = [
@@ -111,23 +120,28 @@ def card(folder: Path) -> str:
         f"| {100 * found['accuracy']:.1f} |"
         for task, found in sorted(results["tasks"].items())
     ]
-    return TEMPLATE.read_text(encoding="utf-8").format(
-        parameters=f"{parameters(folder):,}",
-        table="\n".join(rows),
-        solved=results["solved"],
-        total=results["total"],
-        accuracy=f"{100 * results['accuracy']:.1f}",
-        held_out=HELD_OUT,
-        **{**training, "steps": " ".join(map(str, training["steps"]))},
-        last=training["steps"][-1],
-        **drafter_facts(folder / DRAFTER_FOLDER),
+    return (
+        TEMPLATES[family]
+        .read_text(encoding="utf-8")
+        .format(
+            parameters=f"{parameters(folder):,}",
+            table="\n".join(rows),
+            solved=results["solved"],
+            total=results["total"],
+            accuracy=f"{100 * results['accuracy']:.1f}",
+            held_out=HELD_OUT,
+            **{**training, "steps": " ".join(map(str, training["steps"]))},
+            last=training["steps"][-1],
+            **drafter_facts(folder / DRAFTER_FOLDER),
+        )
     )
 
 
 def drafter_facts(folder: Path) -> dict[str, Any]:
     """What the card says of the drafter."""
     results, training = _read(folder / RESULTS_FILE), _read(folder / TRAINING_FILE)
-    block = _read(folder / "config.json")["dflash_config"]["block_size"]
+    config = _read(folder / "config.json")
+    block = config.get("dflash_config", config)["block_size"]
     found = results["speculation"]
     decoded = found["rounds"] * found["tokens_per_round"]
     own = {f"draft_{key}": value for key, value in training.items()}
@@ -159,12 +173,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("questions", "card"))
     parser.add_argument("path", type=Path, help="file of the questions, or folder of the model")
+    parser.add_argument("--family", choices=FAMILIES, default="tiny", help="which of the models")
+    parser.add_argument("--count", type=int, default=QUESTIONS, help="questions of each task")
     given = parser.parse_args()
     if given.what == "questions":
         given.path.parent.mkdir(parents=True, exist_ok=True)
-        given.path.write_text(eval_text(), encoding="utf-8")
+        given.path.write_text(eval_text(given.count, FAMILIES[given.family]), encoding="utf-8")
     else:
-        (given.path / CARD_FILE).write_text(card(given.path), encoding="utf-8")
+        (given.path / CARD_FILE).write_text(card(given.path, given.family), encoding="utf-8")
 
 
 if __name__ == "__main__":

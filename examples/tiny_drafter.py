@@ -1,8 +1,8 @@
-"""The small model's drafter while it learns: many blocks of a conversation in one evaluation.
+"""A small model's drafter while it learns: many blocks of a conversation in one evaluation.
 
-Nothing is written a second time: the target with its taps is `models/qwen38.py`, the drafter is
-`models/dflash2.py`. Only attention gets another form, in which the blocks of a conversation share
-its keys and values instead of a cache each.
+Nothing is written a second time: the target with its taps and the drafter are those of `models/`.
+Only attention gets another form, in which the blocks of a conversation share its keys and values
+instead of a cache each.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import sqrt
 from typing import Any
 
 import jax
@@ -21,18 +20,15 @@ from numpy.typing import NDArray
 
 import mkc
 from examples.muon import Arrays
-from examples.parallel_delta import delta_rule
-from examples.tiny_folder import CONTEXT
-from examples.tiny_folder import TEXT_CONFIG
+from examples.tiny_family import InitialTensor
 from examples.tiny_text import Rows
-from examples.train_tiny import initial_tensor
+from examples.train_tiny import MEANINGS
 from examples.train_tiny import stored
 from mkc.ir.builder import Trace
 from mkc.ir.builder import apply
 from mkc.ir.builder import build
 from mkc.ir.builder import recording
 from mkc.ir.graph import Graph
-from mkc.ir.ops import DeltaRule
 from mkc.ir.ops_spec import BlockAttention
 from mkc.ir.ops_spec import ReadTaps
 from mkc.ir.reference import initial_states
@@ -46,51 +42,36 @@ from mkc.runtime.checkpoint import Checkpoint
 from mkc.spec.scheme import step_of
 from mkc.spec.scheme import without_unread
 from mkc.spec.taps import connect
-from models import dflash2
-from models import qwen38
 
-BLOCK = 8
-MASK = 759  # <|endoftext|>, which no conversation has
-WINDOW = 128  # what the target was trained on
-DRAFT_CONFIG: dict[str, Any] = {
-    "architectures": ["DFlash2DraftModel"],
-    "attention_bias": False,
-    "dflash_config": {
-        "block_size": BLOCK,
-        "conv_group_size": 8,
-        "conv_kernel_size": 2,
-        "mask_token_id": MASK,
-        "selector_rank": 32,
-        "selector_top_k": 16,
-        "target_layer_ids": [0, 1, 2, 3],
-    },
-    "dtype": "bfloat16",
-    "head_dim": 64,
-    "hidden_act": "silu",
-    "hidden_size": TEXT_CONFIG["hidden_size"],
-    "intermediate_size": 512,
-    "is_causal": False,
-    "layer_types": ["sliding_attention"] * 2,
-    "max_position_embeddings": CONTEXT,
-    "model_type": "qwen3",
-    "num_attention_heads": 4,
-    "num_hidden_layers": 2,
-    "num_key_value_heads": 2,
-    "num_target_layers": TEXT_CONFIG["num_hidden_layers"],
-    "rms_norm_eps": TEXT_CONFIG["rms_norm_eps"],
-    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
-    "sliding_window": WINDOW,
-    "tie_word_embeddings": False,
-    "use_sliding_window": True,
-    "vocab_size": TEXT_CONFIG["vocab_size"],
-}
-EMBEDDING = "model.language_model.embed_tokens.weight"
-PREDECESSOR = dflash2.SELECTOR + "predecessor_codebook"
-SUCCESSOR = dflash2.SELECTOR + "successor_codebook"
+BLOCK = 8  # rows, one of them the newest token
 FADING = (
     4.0  # drafts by which the weight of one falls to 1 / e: it counts if those before are right
 )
-PLAIN_SHARE = 0.5  # of the loss without the selector, which decides what are candidates
+
+type Outputs = dict[str, mkc.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftKind:
+    """One kind of drafter, as far as training has to know.
+
+    Attributes:
+      target: the model that it drafts for.
+      config: contents of its config.json.
+      embedding: the target's table, which is not the drafter's to change.
+      outputs: `drafts`, and what `errors` reads, of every row of the blocks.
+      errors: of each draft, from the drafter's weights, `outputs` [rows, blocks, BLOCK, ...] and
+        a batch: f32 [rows, blocks, drafts], what is to become small.
+      initial_tensor: one tensor of its checkpoint at first.
+    """
+
+    target: mkc.Model
+    drafter: mkc.Drafter
+    config: Mapping[str, Any]
+    embedding: str
+    outputs: Callable[[Any, mkc.DraftStep], Outputs]
+    errors: Callable[[Arrays, dict[str, Array], dict[str, Array]], Array]
+    initial_tensor: InitialTensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,10 +128,11 @@ class Pupil:
 
     Attributes:
       target: tokens [rows * length] -> features of every one.
-      drafter: features, anchors and positions -> logits, what the selector sees of them, drafts.
+      drafter: features, anchors and positions -> the outputs of the kind.
       target_weights: as `stack_params` gives them.
     """
 
+    kind: DraftKind
     target: Graph
     drafter: Graph
     target_weights: Arrays
@@ -164,7 +146,7 @@ class Pupil:
             {"tokens": batch["tokens"].reshape(-1), "positions": positions},
             initial_states(self.target, "float32"),
             rounding="float32",
-            meanings={DeltaRule: delta_rule},
+            meanings=MEANINGS,
         )
         anchors = batch["anchors"]
         newest = jnp.take_along_axis(batch["tokens"], anchors, axis=1)
@@ -176,7 +158,9 @@ class Pupil:
             "features": jax.lax.stop_gradient(seen["features"]),
             "seen": positions,
         }
-        embedding = {EMBEDDING: self.target_weights[EMBEDDING]}
+        embedding = {
+            key: self.target_weights[key] for key in self.drafter.params if key not in weights
+        }
         found, _ = step_outputs(
             self.drafter,
             stored(self.drafter, weights) | embedding,
@@ -189,25 +173,11 @@ class Pupil:
         return {name: one.reshape(*shape, *one.shape[1:]) for name, one in found.items()}
 
     def loss(self, weights: Arrays, batch: dict[str, Array]) -> Array:
-        """Cross entropy of the drafts with and without the selector, in nats.
-
-        The selector is shown the right token before each, and chooses among the candidates and
-        the wanted token, should that be none of them.
-        """
+        """Mean error of the drafts, each weighted by how likely the ones before it are right."""
         found = self.evaluate(weights, batch)
-        logits, projected = found["logits"][:, :, 1:], found["projected"][:, :, 1:]
-        wanted, counted = batch["wanted"], batch["counted"]
-        newest = jnp.take_along_axis(batch["tokens"], batch["anchors"], axis=1)
-        before = jnp.concatenate([newest[..., None], wanted[..., :-1]], axis=-1)
-        books = stored(self.drafter, {key: weights[key] for key in (PREDECESSOR, SUCCESSOR)})
-        scores = logits + (books[PREDECESSOR][before] * projected) @ books[SUCCESSOR].T
-        count = DRAFT_CONFIG["dflash_config"]["selector_top_k"]
-        least = jax.lax.top_k(jax.lax.stop_gradient(logits), count)[0][..., -1:]
-        is_wanted = jnp.arange(logits.shape[-1]) == wanted[..., None]
-        scores = jnp.where((logits >= least) | is_wanted, scores, -jnp.inf)
-        share = jnp.exp(-jnp.arange(wanted.shape[-1]) / FADING) * counted
-        total = cross_entropy(scores, wanted) + PLAIN_SHARE * cross_entropy(logits, wanted)
-        return jnp.sum(total * share) / jnp.maximum(jnp.sum(share), 1.0)
+        errors = self.kind.errors(stored(self.drafter, weights), found, batch)
+        share = jnp.exp(-jnp.arange(errors.shape[-1]) / FADING) * batch["counted"]
+        return jnp.sum(errors * share) / jnp.maximum(jnp.sum(share), 1.0)
 
     def accepted(self, weights: Arrays, batch: dict[str, Array]) -> Array:
         """How many drafts of each block are right up to the first wrong one: [rows, blocks]."""
@@ -224,37 +194,41 @@ def cross_entropy(scores: Array, wanted: Array) -> Array:
 
 def pupil(
     checkpoint: Checkpoint,
+    kind: DraftKind,
     *,
     rows: int,
     length: int,
-    config: Mapping[str, Any] = DRAFT_CONFIG,
+    config: Mapping[str, Any] | None = None,
 ) -> Pupil:
     """The drafter for so many conversations, and `blocks_of(length)` in each.
 
     Args:
       checkpoint: of the target.
+      config: of the drafter, by default that of its kind.
     """
-    loaded = dflash2.Config.from_hf(config)
-    target = target_graph(checkpoint.config, loaded, rows=rows, length=length)
+    loaded = kind.drafter.load_config(config or kind.config)
+    target = target_graph(checkpoint.config, kind, loaded, rows=rows, length=length)
     names = [name for one in target.params.values() for name in one.tensor_names()]
     tensors = {name: np.asarray(checkpoint.load(name)) for name in names}
     return Pupil(
+        kind=kind,
         target=target,
-        drafter=drafter_graph(loaded, rows=rows, length=length),
+        drafter=drafter_graph(kind, loaded, rows=rows, length=length),
         target_weights=stack_params(target, tensors, "float32"),
     )
 
 
 def target_graph(
-    target: Mapping[str, Any], config: dflash2.Config, *, rows: int, length: int
+    target: Mapping[str, Any], kind: DraftKind, config: Any, *, rows: int, length: int
 ) -> Graph:
     """What the drafter looks at, of all tokens of some conversations."""
     record = Trace(name="target", rows=rows * length, batch=rows, context=length, taps=True)
+    form = kind.drafter.form(config)
     with recording(record):
-        qwen38.MODEL.decoder(qwen38.MODEL.load_config(target), step_of(record))
-        op = ReadTaps(name=dflash2.TAP, layers=config.target_layers, width=config.hidden)
+        kind.target.decoder(kind.target.load_config(target), step_of(record))
+        op = ReadTaps(name=form.tap, layers=form.layers, width=form.hidden)
         (features,) = apply(op, record.inputs["positions"])
-    graph = connect(build(record, {"features": features}), drafter=dflash2.DRAFTER.name)
+    graph = connect(build(record, {"features": features}), drafter=kind.drafter.name)
     return without_unread(graph)
 
 
@@ -263,12 +237,14 @@ def blocks_of(length: int) -> int:
     return length // BLOCK
 
 
-def drafter_graph(config: dflash2.Config, *, rows: int, length: int) -> Graph:
+def drafter_graph(kind: DraftKind, config: Any, *, rows: int, length: int) -> Graph:
     """Blocks of some conversations, those of one after the other."""
+    form = kind.drafter.form(config)
+    assert form.rows == BLOCK, f"blocks of {form.rows} rows"
     count = rows * blocks_of(length)
     # The caches are not used, see `shared_attention`.
-    record = Trace(name="drafter", rows=count * config.block, batch=count, context=1)
-    width = len(config.target_layers) * config.hidden
+    record = Trace(name="drafter", rows=count * BLOCK, batch=count, context=1)
+    width = len(form.layers) * form.hidden
     context = mkc.ContextStep(
         rows=rows * length,
         batch=rows,
@@ -278,7 +254,7 @@ def drafter_graph(config: dflash2.Config, *, rows: int, length: int) -> Graph:
     )
     anchor = record.new_input("anchor", DType.I32, count)
     with recording(record):
-        table = mkc.param(EMBEDDING, [config.vocab, config.hidden])
+        table = mkc.param(kind.embedding, [form.vocab, form.hidden])
         step = mkc.DraftStep(
             rows=record.rows,
             batch=count,
@@ -289,10 +265,14 @@ def drafter_graph(config: dflash2.Config, *, rows: int, length: int) -> Graph:
             table=table,
             head=table,
         )
-        tokens = mkc.block_tokens(step, mask=config.mask)
-        logits, projected = dflash2.block(config, tokens, step)
-        drafts = dflash2.select(config, logits, projected, tokens, step)
-    return build(record, {"logits": logits, "projected": projected, "drafts": drafts.tokens})
+        outputs = kind.outputs(config, step)
+    return without_unread(build(record, outputs))
+
+
+def before_each(batch: dict[str, Array]) -> Array:
+    """The right token before each draft: i32 [rows, blocks, drafts]."""
+    newest = jnp.take_along_axis(batch["tokens"], batch["anchors"], axis=1)
+    return jnp.concatenate([newest[..., None], batch["wanted"][..., :-1]], axis=-1)
 
 
 def shared_attention(rows: int) -> Callable[..., Outcome]:
@@ -305,21 +285,24 @@ def shared_attention(rows: int) -> Callable[..., Outcome]:
     def attention(
         op: BlockAttention, operands: tuple[Array, ...], states: Any, context: OpContext
     ) -> Outcome:
-        assert not op.causal, "blocks are bidirectional"
         q, k, v, positions, seen_k, seen_v, seen = operands
         places = positions.reshape(rows, -1, BLOCK)
         blocks, (heads, size) = places.shape[1], k.shape[1:]
         seen = seen.reshape(rows, 1, 1, -1)
         distance = places[..., None] - seen  # [rows, blocks, BLOCK, length]
-        visible = (seen >= 0) & (seen < places[:, :, :1, None])
+        first = places[:, :, :1, None]
+        visible = (seen >= 0) & (seen < first)
         if op.window is not None:
             assert op.window >= BLOCK, "a block sees all of itself"
-            visible = visible & (distance < op.window)
+            visible &= (first - seen <= op.window) if op.anchored else (distance < op.window)
+        visible = jnp.broadcast_to(visible, distance.shape)
+        among = np.tri(BLOCK, dtype=bool) if op.causal else np.ones((BLOCK, BLOCK), bool)
         grouped = wide(q).reshape(rows, blocks, BLOCK, heads, -1, size)
         k, v = (wide(one).reshape(rows, blocks, BLOCK, heads, size) for one in (k, v))
         seen_k, seen_v = (wide(one).reshape(rows, -1, heads, size) for one in (seen_k, seen_v))
         far = jnp.einsum("sbqhgd,schd->sbhgqc", grouped, seen_k) * op.scale
         near = jnp.einsum("sbqhgd,sbkhd->sbhgqk", grouped, k) * op.scale
+        near = jnp.where(among, near, -jnp.inf)
         far = jnp.where(visible[:, :, None, None], far, -jnp.inf)
         weights = jax.nn.softmax(jnp.concatenate([far, near], axis=-1), axis=-1)
         split = far.shape[-1]
@@ -328,22 +311,3 @@ def shared_attention(rows: int) -> Callable[..., Outcome]:
         return (context.result(out.reshape(q.shape)),), states
 
     return attention
-
-
-def initial_draft_tensor(
-    rng: np.random.Generator, name: str, shape: tuple[int, ...]
-) -> NDArray[np.float32]:
-    """One tensor of the drafter's checkpoint; at first convolutions let everything through."""
-    if name == "norm.weight":
-        return np.full(shape, 0.1, np.float32)  # the target's LM head makes large logits of ones
-    if name.endswith("norm.weight"):
-        return np.ones(shape, np.float32)
-    if name.endswith("base_kernel"):
-        base = np.zeros(shape, np.float32)
-        base[:, 0] = 1.0
-        return base
-    if name.endswith("kernel_projection.weight"):
-        return (rng.standard_normal(shape) * 0.1 / sqrt(shape[-1])).astype(np.float32)
-    if name.endswith("codebook"):
-        return (rng.standard_normal(shape) * 0.3).astype(np.float32)
-    return initial_tensor(rng, name, shape)

@@ -55,14 +55,22 @@ CONFIG: dict[str, Any] = {
     "text_config": TEXT_CONFIG,
     "tie_word_embeddings": True,
 }
-DTYPE_NAMES = {np.dtype(bfloat16): "BF16", np.dtype(np.float32): "F32"}
+DTYPE_NAMES = {
+    np.dtype(bfloat16): "BF16",
+    np.dtype(np.float32): "F32",
+    np.dtype(np.uint8): "U8",
+}
 
 
 def write_model(
-    folder: Path, tensors: Mapping[str, NDArray[Any]], config: Mapping[str, Any] = CONFIG
+    folder: Path,
+    tensors: Mapping[str, NDArray[Any]],
+    config: Mapping[str, Any] = CONFIG,
+    *,
+    end_of_turn: str = END_OF_TURN,
 ) -> None:
     """Writes weights and configs beside the files of the text, which are there already."""
-    (end,) = load_tokenizer(folder, vocab=VOCAB).encode(END_OF_TURN, allow_special=True)
+    (end,) = load_tokenizer(folder, vocab=VOCAB).encode(end_of_turn, allow_special=True)
     write_json(folder / "config.json", config)
     write_json(folder / "generation_config.json", {"do_sample": False, "eos_token_id": end})
     write_tensors(folder / "model.safetensors", tensors)

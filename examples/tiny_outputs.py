@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
@@ -12,8 +13,9 @@ from random import Random
 
 import numpy as np
 
+from examples.tiny_family import TINY
+from examples.tiny_family import Family
 from examples.tiny_tasks import Exchange
-from examples.tiny_text import HIDDEN_TOKENS
 from examples.tiny_text import THINKING
 from examples.tiny_text import Rows
 from examples.tiny_text import Teacher
@@ -22,7 +24,6 @@ from mkc.runtime.checkpoint import Checkpoint
 from mkc.runtime.generate import Generator
 from mkc.runtime.request import FinishReason
 from mkc.runtime.request import Request
-from models.qwen38 import MODEL
 
 SLOTS = 32  # conversations at once
 ROUNDS = 8  # tokens of one launch
@@ -48,21 +49,22 @@ class Conversation:
 class Speaker:
     """The model of a folder, which answers greedily as it does anywhere else."""
 
-    def __init__(self, folder: Path, *, length: int) -> None:
+    def __init__(self, folder: Path, family: Family = TINY, *, length: int) -> None:
         """
         Args:
           length: most tokens of a conversation.
         """
-        self.teacher = Teacher(folder)
+        self.teacher = Teacher(folder, family.markup)
         self.length = length
         checkpoint = Checkpoint.open(folder)
-        graph = MODEL.trace(checkpoint.config, batch=SLOTS, context=length)
+        graph = family.model.trace(checkpoint.config, batch=SLOTS, context=length)
         backend = open_reference(graph, checkpoint, rounds_per_launch=ROUNDS).backend
         self._generator = Generator(backend, tokenizer=self.teacher.tokenizer)
-        self._newline = list(self.teacher.tokenizer.encode("\n", allow_special=False))
+        between = self.teacher.tokenizer.encode(family.markup.between, allow_special=False)
+        self._between = list(between)
 
     def rows(
-        self, name: str, *, rows: int, weights: dict[str, float], held_out: bool = False
+        self, name: str, *, rows: int, weights: Mapping[str, float], held_out: bool = False
     ) -> Rows:
         """Conversations, a row each: the questions are drawn, the answers are the model's.
 
@@ -109,13 +111,13 @@ class Speaker:
             if number in ended:
                 one.ids = [*prompt, *said[number]]
                 one.answers.append((task, len(prompt), len(one.ids)))
-                one.ids += self._newline
+                one.ids += self._between
                 going.append(one)
         return going
 
     def _as_rows(self, conversations: list[Conversation]) -> Rows:
         shape = len(conversations), self.length
-        tokens = np.full(shape, self.teacher.special(HIDDEN_TOKENS[0]), np.int32)
+        tokens = np.full(shape, self.teacher.special(self.teacher.markup.padding), np.int32)
         learned = np.zeros(shape, np.float32)
         tasks = []
         for row, one in enumerate(conversations):

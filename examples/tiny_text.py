@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,34 @@ PATTERN = r"\d| ?[A-Za-z]+| ?[^\sA-Za-z\d]+|\s+"
 SAMPLE = 6000  # exchanges that the merges are learned from
 THINKING = 0.8  # of the exchanges are with thoughts
 SYSTEM = "You are a helpful assistant."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Markup:
+    """What a conversation's tokens mean to training.
+
+    Attributes:
+      end: token that ends the assistant's turn.
+      padding: token that no conversation has.
+      opening: pieces of text, encoded one by one, in front of what the assistant says.
+      prompted: what may follow them and is part of the prompt, in pieces, too.
+      between: text between an answer and the next message.
+    """
+
+    end: str
+    padding: str
+    opening: tuple[str, ...]
+    prompted: tuple[tuple[str, ...], ...]
+    between: str
+
+
+CHATML = Markup(
+    end=END_OF_TURN,
+    padding=HIDDEN_TOKENS[0],
+    opening=("<|im_start|>", "assistant\n"),
+    prompted=(("<think>", "\n"),),
+    between="\n",
+)
 
 TEMPLATE = """\
 {#- Each message is <|im_start|>ROLE, a line break, its text, <|im_end|>, a line break. -#}
@@ -111,8 +140,8 @@ TEMPLATE = """\
 """
 
 
-def write_text_files(folder: Path, *, seed: int) -> None:
-    """Trains the tokenizer; writes it and the template. The same seed gives the same files."""
+def train_merges(texts: Iterator[str], size: int) -> BytePairEncoder:
+    """A byte-level BPE of so many tokens, without special ones."""
     encoder = BytePairEncoder(models.BPE())
     encoder.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -122,11 +151,17 @@ def write_text_files(folder: Path, *, seed: int) -> None:
     )
     encoder.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB - len(HIDDEN_TOKENS) - len(TAGS),
+        vocab_size=size,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    encoder.train_from_iterator(sample_texts(Random(seed)), trainer)
+    encoder.train_from_iterator(texts, trainer)
+    return encoder
+
+
+def write_text_files(folder: Path, seed: int) -> None:
+    """Trains the tokenizer; writes it and the template. The same seed gives the same files."""
+    encoder = train_merges(sample_texts(Random(seed)), VOCAB - len(HIDDEN_TOKENS) - len(TAGS))
     encoder.add_special_tokens([AddedToken(one, special=True) for one in HIDDEN_TOKENS])
     encoder.add_tokens([AddedToken(one, special=False, normalized=False) for one in TAGS])
     folder.mkdir(parents=True, exist_ok=True)
@@ -189,13 +224,17 @@ class Rows:
 class Teacher:
     """Makes rows of conversations with the model's own template."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, markup: Markup = CHATML) -> None:
         self.tokenizer = load_tokenizer(folder, vocab=VOCAB)
         self.chat: Chat = load_chat(folder, self.tokenizer)
-        self._end = self.special(END_OF_TURN)
-        self._start = self.special("<|im_start|>")
-        self._think = self.special("<think>")
-        self._heading = tuple(self.tokenizer.encode("assistant\n", allow_special=False))
+        self.markup = markup
+        self._end = self.special(markup.end)
+        self._opening = self._ids(markup.opening)
+        self._prompted = [self._ids(one) for one in markup.prompted]
+
+    def _ids(self, pieces: Sequence[str]) -> tuple[int, ...]:
+        encode = self.tokenizer.encode
+        return tuple(one for text in pieces for one in encode(text, allow_special=True))
 
     def special(self, text: str) -> int:
         (found,) = self.tokenizer.encode(text, allow_special=True)
@@ -207,7 +246,7 @@ class Teacher:
         *,
         rows: int,
         length: int,
-        weights: dict[str, float],
+        weights: Mapping[str, float],
         held_out: bool = False,
     ) -> Rows:
         """Conversations of as many exchanges as fit.
@@ -216,7 +255,7 @@ class Teacher:
           weights: how often each task comes, in proportion.
           held_out: which side of the split the items are from.
         """
-        tokens = np.full((rows, length), self.special(HIDDEN_TOKENS[0]), np.int32)
+        tokens = np.full((rows, length), self.special(self.markup.padding), np.int32)
         learned = np.zeros((rows, length), np.float32)
         tasks: list[tuple[str, int, int, int]] = []
         for row in range(rows):
@@ -234,7 +273,7 @@ class Teacher:
         return Rows(tokens=tokens, learned=learned, tasks=tuple(tasks))
 
     def conversation(
-        self, rng: Random, weights: dict[str, float], *, held_out: bool
+        self, rng: Random, weights: Mapping[str, float], *, held_out: bool
     ) -> Iterator[Sequence[int] | Exchange]:
         """Ids of a heading, if there is one, and exchanges without end."""
         names, shares = list(weights), list(weights.values())
@@ -257,29 +296,38 @@ class Teacher:
 
     def _exchange_ids(self, rng: Random, exchange: Exchange) -> Sequence[int]:
         answer = exchange.answer
-        if rng.random() < THINKING:
+        thinking = rng.random() < THINKING
+        if thinking:
             answer = {**answer, "reasoning_content": exchange.thought}
-        return self.encode([*exchange.messages, answer])
+        return self.encode([*exchange.messages, answer], thinking=thinking)
 
     def encode(
-        self, messages: Sequence[dict[str, Any]], *, tools: Sequence[dict[str, Any]] = ()
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        tools: Sequence[dict[str, Any]] = (),
+        thinking: bool | None = None,
     ) -> Sequence[int]:
         """Ids of whole messages."""
-        request = ChatRequest(messages=messages, tools=tools, add_generation_prompt=False)
+        request = ChatRequest(
+            messages=messages, tools=tools, add_generation_prompt=False, thinking=thinking
+        )
         return self.chat.encode(request).ids
 
     def learned(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """1 for each token of what the assistant says, the end of its turn included."""
         mask = np.zeros(len(ids), np.float32)
-        opening = (self._start, *self._heading)
         inside = False
         place = 0
+
+        def follows(wanted: tuple[int, ...]) -> bool:
+            return tuple(ids[place : place + len(wanted)]) == wanted
+
         while place < len(ids):
-            if not inside and tuple(ids[place : place + len(opening)]) == opening:
+            if not inside and follows(self._opening):
                 inside = True
-                place += len(opening)
-                if ids[place] == self._think:
-                    place += 2  # the tag and its line break belong to the prompt
+                place += len(self._opening)
+                place += next((len(one) for one in self._prompted if follows(one)), 0)
                 continue
             mask[place] = inside
             inside = inside and ids[place] != self._end

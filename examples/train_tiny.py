@@ -1,9 +1,10 @@
-"""Trains the small model that comes with mkc, and writes it as a Hugging Face folder.
+"""Trains a small model that comes with mkc, and writes it as a Hugging Face folder.
 
     python -m examples.train_tiny --out models/tiny --checkpoint train.npz
+    python -m examples.train_tiny --family kimi_tiny --out models/kimi_tiny --checkpoint train.npz
 
-The model is the graph of `models/qwen38.py`, evaluated by `mkc.ir.reference` over many rows of a
-sequence and differentiated by JAX. A step is a function of the seed and its number, and all that a
+The model is the graph of `models/`, evaluated by `mkc.ir.reference` over many rows of a sequence
+and differentiated by JAX. A step is a function of the seed and its number, and all that a
 run remembers is in its checkpoint file: started again, it goes on as if it had not been ended.
 """
 
@@ -13,7 +14,6 @@ import argparse
 import os
 from collections import defaultdict
 from collections.abc import Callable
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -29,25 +29,29 @@ from jax import Array
 from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
+from examples.dense_experts import expert_mlp
 from examples.muon import Arrays
 from examples.muon import Optimiser
 from examples.muon import global_norm
+from examples.mxfp4_rounding import encoded as mxfp4
+from examples.mxfp4_rounding import rounded
 from examples.parallel_delta import delta_rule
-from examples.tiny_folder import CONFIG
+from examples.tiny_family import FAMILIES
+from examples.tiny_family import TINY
+from examples.tiny_family import Family
 from examples.tiny_folder import TRAINING_FILE
 from examples.tiny_folder import write_model
 from examples.tiny_text import Rows
 from examples.tiny_text import Teacher
 from examples.tiny_text import write_json
-from examples.tiny_text import write_text_files
 from mkc.ir.graph import Graph
 from mkc.ir.ops import DeltaRule
+from mkc.ir.ops_experts import ExpertMlp
 from mkc.ir.reference import initial_states
 from mkc.ir.reference import stack_params
 from mkc.ir.reference import step_outputs
 from mkc.ir.rows import with_rows_per_sequence
 from mkc.ir.types import DType
-from models.qwen38 import MODEL
 
 WARM_UP = 40  # steps until the learning rate is full
 DECAY = 0.6  # share of the steps in which it falls to zero again
@@ -57,24 +61,8 @@ STEPS_HELP = "ends of schedules: the learning rate falls to zero up to each, the
 REPORT_STEPS = 20
 TEST_STEPS = 100
 CHECKPOINT_SECONDS = 120.0
-
-# How often each task comes, in proportion: more for what takes longer to learn.
-WEIGHTS = {
-    "addition": 4.0,
-    "subtraction": 4.0,
-    "sort_numbers": 2.5,
-    "sort_words": 1.5,
-    "count_items": 1.0,
-    "count_letters": 1.5,
-    "next_date": 1.5,
-    "weekday": 1.0,
-    "json": 2.0,
-    "tool_call": 2.0,
-    "tool_answer": 1.0,
-    "no_tool": 0.4,
-    "small_talk": 0.4,
-}
-
+# The same values as the ops' own, with cheaper gradients.
+MEANINGS = {DeltaRule: delta_rule, ExpertMlp: expert_mlp}
 
 # (weights, batch) -> what is to become small
 type Loss = Callable[[Arrays, dict[str, Array]], Array]
@@ -109,17 +97,17 @@ class State:
     seconds: float
 
 
-def row_graph(settings: Settings, config: Mapping[str, Any] = CONFIG) -> Graph:
+def row_graph(settings: Settings, family: Family = TINY) -> Graph:
     """The model for a whole batch at once."""
-    graph = MODEL.trace(config, batch=settings.rows, context=settings.length)
+    graph = family.model.trace(family.config, batch=settings.rows, context=settings.length)
     return with_rows_per_sequence(graph, settings.length)
 
 
-def initial_state(graph: Graph, settings: Settings) -> State:
+def initial_state(graph: Graph, settings: Settings, family: Family = TINY) -> State:
     """Random weights."""
     rng = np.random.default_rng(settings.seed)
     tensors = {
-        name: initial_tensor(rng, name, param.type.shape)
+        name: family.initial_tensor(rng, name, param.tensor_type.shape)
         for _, param in sorted(graph.params.items())
         for name in param.tensor_names()
     }
@@ -127,57 +115,42 @@ def initial_state(graph: Graph, settings: Settings) -> State:
     return State(step=0, weights=weights, means=settings.optimiser.initial(weights), seconds=0.0)
 
 
-def initial_tensor(
-    rng: np.random.Generator, name: str, shape: tuple[int, ...]
-) -> NDArray[np.float32]:
-    """One tensor of a checkpoint."""
-    if name.endswith("linear_attn.norm.weight"):
-        value = np.ones(shape)
-    elif name.endswith("norm.weight"):
-        value = np.zeros(shape)  # the weight is 1 + w
-    elif name.endswith("A_log"):
-        value = np.log(rng.uniform(1.0, 8.0, shape))
-    elif name.endswith("dt_bias"):
-        rate = np.exp(rng.uniform(np.log(0.001), np.log(0.1), shape))
-        value = rate + np.log(-np.expm1(-rate))  # softplus of it is the rate
-    elif name.endswith(("out_proj.weight", "o_proj.weight", "down_proj.weight")):
-        value = rng.standard_normal(shape) * 0.2 / shape[-1] ** 0.5
-    elif name.endswith("conv1d.weight"):
-        value = rng.uniform(-0.5, 0.5, shape)
-    elif "embed" in name:
-        value = rng.standard_normal(shape) * 0.05
-    else:
-        value = rng.standard_normal(shape) / shape[-1] ** 0.5
-    return value.astype(np.float32)
+def stored(graph: Graph, weights: Arrays, encoded: str = "") -> Arrays:
+    """Weights as a checkpoint rounds them; gradients pass as if nothing was rounded.
 
-
-def stored(graph: Graph, weights: Arrays) -> Arrays:
-    """Weights as a checkpoint rounds them; gradients pass as if nothing was rounded."""
-    rounded = {}
+    Args:
+      encoded: part of the names of matrices in MXFP4; empty for none.
+    """
+    found = {}
     for key, weight in weights.items():
-        is_rounded = graph.params[key].type.dtype is DType.BF16
-        short = weight.astype(jnp.bfloat16).astype(jnp.float32) if is_rounded else weight
-        rounded[key] = weight + jax.lax.stop_gradient(short - weight)
-    return rounded
+        short = weight
+        if encoded and encoded in key:
+            short = rounded(weight)
+        elif graph.params[key].type.dtype is DType.BF16:
+            short = weight.astype(jnp.bfloat16).astype(jnp.float32)
+        found[key] = weight + jax.lax.stop_gradient(short - weight)
+    return found
 
 
-def predict(graph: Graph, weights: Arrays, tokens: Array, positions: Array) -> Array:
+def predict(
+    graph: Graph, weights: Arrays, tokens: Array, positions: Array, *, encoded: str = ""
+) -> Array:
     """Logits [rows, length, vocab] of every token: those of the one that follows."""
     inputs = {"tokens": tokens.reshape(-1), "positions": positions.reshape(-1)}
     outputs, _ = step_outputs(
         graph,
-        stored(graph, weights),
+        stored(graph, weights, encoded),
         inputs,
         initial_states(graph, "float32"),
         rounding="float32",
-        meanings={DeltaRule: delta_rule},
+        meanings=MEANINGS,
     )
     return outputs["logits"].reshape(*tokens.shape, -1)
 
 
-def loss_of(graph: Graph, weights: Arrays, batch: dict[str, Array]) -> Array:
+def loss_of(graph: Graph, weights: Arrays, batch: dict[str, Array], *, encoded: str = "") -> Array:
     """Mean cross entropy of what the model has to say, in nats."""
-    logits = predict(graph, weights, batch["tokens"], batch["positions"])[:, :-1]
+    logits = predict(graph, weights, batch["tokens"], batch["positions"], encoded=encoded)[:, :-1]
     wanted, counted = batch["tokens"][:, 1:], batch["learned"][:, 1:]
     logs = jax.nn.log_softmax(logits)
     chosen = jnp.take_along_axis(logs, wanted[..., None], axis=-1)[..., 0]
@@ -260,20 +233,21 @@ def train(
     teacher: Teacher,
     checkpoint: Path,
     *,
-    config: Mapping[str, Any] = CONFIG,
+    family: Family = TINY,
     until: int | None = None,
     say: Callable[[str], None] = print,
 ) -> State:
     """Trains up to step `until`, by default to the end, and saves the checkpoint there."""
-    graph = row_graph(settings, config)
-    choose = jax.jit(lambda *given: jnp.argmax(predict(graph, *given), axis=-1))
+    graph = row_graph(settings, family)
+    predicted = partial(predict, graph, encoded=family.encoded)
+    choose = jax.jit(lambda *given: jnp.argmax(predicted(*given), axis=-1))
     shape = {"rows": settings.rows, "length": settings.length}
 
     def batch(step: int) -> dict[str, Array]:
         rng = Random(f"{settings.seed}/{step}")
-        return batch_of(teacher.rows(rng, weights=WEIGHTS, **shape))
+        return batch_of(teacher.rows(rng, weights=family.weights, **shape))
 
-    even = {task: 1.0 for task in WEIGHTS if task != "small_talk"}
+    even = {task: 1.0 for task in family.weights if task != "small_talk"}
     tests = [
         teacher.rows(Random(f"test/{number}"), weights=even, held_out=True, **shape)
         for number in range(settings.tests)
@@ -284,9 +258,9 @@ def train(
         return " ".join(f"{task} {share:.2f}" for task, share in found.items())
 
     return run_steps(
-        restore(checkpoint) if checkpoint.exists() else initial_state(graph, settings),
+        restore(checkpoint) if checkpoint.exists() else initial_state(graph, settings, family),
         settings.steps if until is None else until,
-        training_step(partial(loss_of, graph), settings),
+        training_step(partial(loss_of, graph, encoded=family.encoded), settings),
         batch,
         checkpoint,
         look=look if tests else None,
@@ -339,33 +313,46 @@ def run_steps(
     return state
 
 
-def tensors_of(graph: Graph, weights: Arrays) -> dict[str, NDArray[Any]]:
-    """Checkpoint tensors by name, in the dtype of the graph."""
-    found = {}
+def tensors_of(graph: Graph, weights: Arrays, encoded: str = "") -> dict[str, NDArray[Any]]:
+    """Checkpoint tensors by name, in the dtype of the graph, or encoded as `stored` rounds them."""
+    found: dict[str, NDArray[Any]] = {}
     for key, param in graph.params.items():
-        dtype = bfloat16 if param.type.dtype is DType.BF16 else np.float32
-        array = np.asarray(weights[key]).astype(dtype)
         names = list(param.tensor_names())
-        parts = array if param.indices else [array]
-        found |= dict(zip(names, parts, strict=True))
+        shape = len(names), *param.tensor_type.shape
+        array = np.asarray(weights[key]).reshape(shape)
+        if encoded and encoded in key:
+            codes, scales = mxfp4(array)
+            found |= {f"{name}_packed": one for name, one in zip(names, codes, strict=True)}
+            found |= {f"{name}_scale": one for name, one in zip(names, scales, strict=True)}
+        else:
+            dtype = bfloat16 if param.type.dtype is DType.BF16 else np.float32
+            found |= dict(zip(names, array.astype(dtype), strict=True))
     return found
 
 
 def main() -> None:
     default = Settings()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--family", choices=FAMILIES, default="tiny", help="which of the models")
     parser.add_argument("--out", type=Path, required=True, help="folder of the model")
     parser.add_argument("--checkpoint", type=Path, required=True, help="file to go on from")
     parser.add_argument("--steps", type=int, nargs="+", default=STEPS, help=STEPS_HELP)
     parser.add_argument("--seed", type=int, default=default.seed)
     given = parser.parse_args()
     jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS", "cpu"))
-    write_text_files(given.out, seed=given.seed)
-    teacher = Teacher(given.out)
+    family = FAMILIES[given.family]
+    family.write_text(given.out, given.seed)
+    teacher = Teacher(given.out, family.markup)
+    say = partial(print, flush=True)
     for steps in given.steps:
         settings = Settings(seed=given.seed, steps=steps)
-        state = train(settings, teacher, given.checkpoint, say=partial(print, flush=True))
-    write_model(given.out, tensors_of(row_graph(settings), state.weights))
+        state = train(settings, teacher, given.checkpoint, family=family, say=say)
+    write_model(
+        given.out,
+        tensors_of(row_graph(settings, family), state.weights, family.encoded),
+        family.stored_config,
+        end_of_turn=family.markup.end,
+    )
     facts = {
         "steps": given.steps,
         "seed": given.seed,

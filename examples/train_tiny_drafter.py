@@ -1,11 +1,13 @@
-"""Trains the DFlash2 drafter of the small model on what the small model says.
+"""Trains the drafter of a small model on what the small model says.
 
     python -m examples.train_tiny_drafter --target models/tiny --out models/tiny/drafter \
         --checkpoint drafter.npz
+    python -m examples.train_tiny_drafter --family kimi_tiny --target models/kimi_tiny \
+        --out models/kimi_tiny/drafter --checkpoint drafter.npz --taught
 
-First the target answers questions, which are kept in a file beside the checkpoint; then the drafter
-learns to continue these answers from what the target's layers show. As with `train_tiny`, a run
-that was ended goes on as if it had not been.
+First the target answers questions, which are kept in a file beside the checkpoint (with --taught,
+the right answers are); then the drafter learns to continue these answers from what the target's
+layers show. As with `train_tiny`, a run that was ended goes on as if it had not been.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import jax
@@ -24,29 +27,29 @@ import numpy as np
 from jax import Array
 
 from examples.muon import Arrays
+from examples.tiny_dflash2 import DFLASH2
 from examples.tiny_drafter import BLOCK
-from examples.tiny_drafter import DRAFT_CONFIG
-from examples.tiny_drafter import EMBEDDING
 from examples.tiny_drafter import Answers
 from examples.tiny_drafter import Pupil
 from examples.tiny_drafter import blocks_of
-from examples.tiny_drafter import initial_draft_tensor
 from examples.tiny_drafter import pupil
+from examples.tiny_dspark import DSPARK
+from examples.tiny_family import FAMILIES
+from examples.tiny_family import Family
 from examples.tiny_folder import TRAINING_FILE
 from examples.tiny_folder import write_tensors
 from examples.tiny_outputs import Speaker
 from examples.tiny_outputs import load_rows
 from examples.tiny_outputs import save_rows
+from examples.tiny_text import Teacher
 from examples.tiny_text import write_json
 from examples.train_tiny import STEPS_HELP
-from examples.train_tiny import WEIGHTS
 from examples.train_tiny import Settings
 from examples.train_tiny import State
 from examples.train_tiny import restore
 from examples.train_tiny import run_steps
 from examples.train_tiny import tensors_of
 from examples.train_tiny import training_step
-from mkc.ir.graph import Graph
 from mkc.ir.reference import stack_params
 from mkc.runtime.checkpoint import Checkpoint
 
@@ -54,32 +57,52 @@ CONVERSATIONS = 4096
 TEST_CONVERSATIONS = 96
 DRAFTS = BLOCK - 1
 STEPS = [1500]
+HELP = "learn from right answers, not from those of the target, which take long to make"
+KINDS = {"tiny": DFLASH2, "kimi_tiny": DSPARK}
 
 
-def answers(target: Path, settings: Settings, file: Path, *, held_out: bool) -> Answers:
-    """What the target says, from `file` if it is there, else in a new file."""
+def answers(
+    target: Path,
+    family: Family,
+    settings: Settings,
+    file: Path,
+    *,
+    held_out: bool,
+    taught: bool = False,
+) -> Answers:
+    """What is to be drafted, from `file` if it is there, else in a new file.
+
+    Args:
+      taught: the right answers rather than those of the target.
+    """
     if not file.exists():
-        speaker = Speaker(target, length=settings.length)
+        weights = family.weights
         if held_out:
-            even = {task: 1.0 for task in WEIGHTS if task != "small_talk"}
-            rows = speaker.rows("tests", rows=TEST_CONVERSATIONS, weights=even, held_out=True)
+            weights = {task: 1.0 for task in weights if task != "small_talk"}
+        name = "tests" if held_out else f"outputs/{settings.seed}"
+        count = TEST_CONVERSATIONS if held_out else CONVERSATIONS
+        if taught:
+            teacher = Teacher(target, family.markup)
+            shape = {"rows": count, "length": settings.length}
+            rows = teacher.rows(Random(name), weights=weights, held_out=held_out, **shape)
         else:
-            name = f"outputs/{settings.seed}"
-            rows = speaker.rows(name, rows=CONVERSATIONS, weights=WEIGHTS)
+            speaker = Speaker(target, family, length=settings.length)
+            rows = speaker.rows(name, rows=count, weights=weights, held_out=held_out)
         save_rows(file, rows)
     return Answers.of(load_rows(file))
 
 
-def initial_state(graph: Graph, settings: Settings) -> State:
-    """Random weights of the drafter; the embedding is the target's."""
+def initial_state(taught: Pupil, settings: Settings) -> State:
+    """Random weights of the drafter; the embedding may be the target's."""
     rng = np.random.default_rng(settings.seed)
+    graph, kind = taught.drafter, taught.kind
     tensors = {
-        name: initial_draft_tensor(rng, name, param.type.shape)
+        name: kind.initial_tensor(rng, name, param.type.shape)
         for key, param in sorted(graph.params.items())
         for name in param.tensor_names()
     }
     weights = stack_params(graph, tensors, "float32")
-    del weights[EMBEDDING]
+    weights.pop(kind.embedding, None)
     return State(step=0, weights=weights, means=settings.optimiser.initial(weights), seconds=0.0)
 
 
@@ -114,7 +137,7 @@ def train(
 
     fresh = not checkpoint.exists()
     return run_steps(
-        initial_state(taught.drafter, settings) if fresh else restore(checkpoint),
+        initial_state(taught, settings) if fresh else restore(checkpoint),
         settings.steps if until is None else until,
         training_step(taught.loss, settings),
         batch,
@@ -125,32 +148,41 @@ def train(
 
 
 def write_drafter(
-    folder: Path, taught: Pupil, weights: Arrays, config: Mapping[str, Any] = DRAFT_CONFIG
+    folder: Path, taught: Pupil, weights: Arrays, config: Mapping[str, Any] | None = None
 ) -> None:
-    """Writes config and weights; embedding and LM head are the target's."""
-    own = {key: one for key, one in taught.drafter.params.items() if key != EMBEDDING}
+    """Writes config and weights, without those of the target."""
+    own = {key: one for key, one in taught.drafter.params.items() if key in weights}
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "config.json", config)
+    write_json(folder / "config.json", config or taught.kind.config)
     tensors = tensors_of(replace(taught.drafter, params=own), weights)
     write_tensors(folder / "model.safetensors", tensors)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--family", choices=FAMILIES, default="tiny", help="which of the models")
     parser.add_argument("--target", type=Path, required=True, help="folder of the small model")
     parser.add_argument("--out", type=Path, required=True, help="folder of the drafter")
     parser.add_argument("--checkpoint", type=Path, required=True, help="file to go on from")
     parser.add_argument("--steps", type=int, nargs="+", default=STEPS, help=STEPS_HELP)
+    parser.add_argument("--taught", action="store_true", help=HELP)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS", "cpu"))
     settings = Settings(seed=given.seed, steps=given.steps[-1])
     tests, learned = (
-        answers(given.target, settings, given.checkpoint.with_suffix(suffix), held_out=held_out)
+        answers(
+            given.target,
+            FAMILIES[given.family],
+            settings,
+            given.checkpoint.with_suffix(suffix),
+            held_out=held_out,
+            taught=given.taught,
+        )
         for suffix, held_out in ((".tests.npz", True), (".outputs.npz", False))
     )
     target = Checkpoint.open(given.target)
-    taught = pupil(target, rows=settings.rows, length=settings.length)
+    taught = pupil(target, KINDS[given.family], rows=settings.rows, length=settings.length)
     for steps in given.steps:
         state = train(
             replace(settings, steps=steps),
@@ -165,6 +197,7 @@ def main() -> None:
         "steps": given.steps,
         "seed": given.seed,
         "conversations": CONVERSATIONS,
+        "answers": "right ones" if given.taught else "the model's own",
         "rows": settings.rows,
         "length": settings.length,
         "blocks": blocks_of(settings.length),

@@ -26,7 +26,7 @@ type Meaning = Callable[..., Outcome]
 LANES, ROWS, KEY_HEADS, HEADS, DIM = 2, 2 * CHUNK, 1, 2, 8
 
 
-def operands(seed: int) -> tuple[Array, ...]:
+def operands(seed: int, *, channels: bool = False) -> tuple[Array, ...]:
     rng = np.random.default_rng(seed)
 
     def unit(*shape: int) -> Array:
@@ -37,6 +37,8 @@ def operands(seed: int) -> tuple[Array, ...]:
     q, k, v = unit(rows, KEY_HEADS, DIM), unit(rows, KEY_HEADS, DIM), unit(rows, HEADS, DIM)
     beta = jnp.asarray(rng.uniform(0, 1, (rows, HEADS)), jnp.float32)
     decay = jnp.asarray(-rng.uniform(0, 0.5, (rows, HEADS)), jnp.float32)
+    if channels:  # down to where factors are as large as they may be
+        decay = jnp.asarray(-rng.uniform(0, 5.0, (rows, HEADS, DIM)), jnp.float32)
     memory = jnp.asarray(rng.standard_normal((LANES, HEADS, DIM, DIM)), jnp.float32)
     return q, k, v, beta, decay, memory
 
@@ -61,11 +63,11 @@ def everything(function: Meaning, given: tuple[Array, ...], valid: Array) -> tup
     return (out * valid.reshape(-1)[:, None, None], memory, *jax.grad(total)(given))
 
 
-@pytest.mark.parametrize("rows", [ROWS, ROWS - 5])
-def test_same_values_and_gradients(rows: int) -> None:
+@pytest.mark.parametrize(("rows", "channels"), [(ROWS, False), (ROWS - 5, False), (ROWS - 5, True)])
+def test_same_values_and_gradients(rows: int, channels: bool) -> None:
     """f32 sums of some hundred terms in another order: 1e-4 of the largest value."""
     valid = jnp.tile(jnp.arange(ROWS) < rows, (LANES, 1))
-    given = operands(rows)
+    given = operands(rows, channels=channels)
     reference = REFERENCE.table[DeltaRule]
     evaluate = jax.jit(everything, static_argnums=0)
     for mine, wanted in zip(

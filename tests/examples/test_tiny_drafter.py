@@ -16,13 +16,15 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from examples.tiny_drafter import DRAFT_CONFIG
-from examples.tiny_drafter import EMBEDDING
-from examples.tiny_drafter import MASK
+from examples.tiny_dflash2 import DFLASH2
+from examples.tiny_dflash2 import DRAFT_CONFIG
+from examples.tiny_dflash2 import EMBEDDING
+from examples.tiny_dflash2 import MASK
 from examples.tiny_drafter import Answers
 from examples.tiny_drafter import Pupil
 from examples.tiny_drafter import blocks_of
 from examples.tiny_drafter import pupil
+from examples.tiny_family import WEIGHTS
 from examples.tiny_folder import DRAFTER_FOLDER
 from examples.tiny_outputs import Speaker
 from examples.tiny_outputs import load_rows
@@ -31,7 +33,6 @@ from examples.tiny_text import END_OF_TURN
 from examples.tiny_text import HIDDEN_TOKENS
 from examples.tiny_text import Rows
 from examples.tiny_text import Teacher
-from examples.train_tiny import WEIGHTS
 from examples.train_tiny import Settings
 from examples.train_tiny import State
 from examples.train_tiny_drafter import DRAFTS
@@ -75,7 +76,7 @@ def target() -> Checkpoint:
 
 @cache
 def taught() -> Pupil:
-    return pupil(target(), rows=SETTINGS.rows, length=LENGTH, config=small())
+    return pupil(target(), DFLASH2, rows=SETTINGS.rows, length=LENGTH, config=small())
 
 
 @cache
@@ -167,7 +168,7 @@ def test_training_sees_what_a_round_sees(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def evaluated(row: int, anchors: NDArray[Any]) -> dict[str, NDArray[Any]]:
     """What training makes of blocks in one conversation."""
-    one = pupil(target(), rows=1, length=LENGTH)
+    one = pupil(target(), DFLASH2, rows=1, length=LENGTH)
     own = {key: param for key, param in one.drafter.params.items() if key != EMBEDDING}
     shipped = Checkpoint.open(SHIPPED / DRAFTER_FOLDER)
     tensors = {name: shipped.load(name) for name in shipped.tensors}
@@ -221,14 +222,14 @@ def test_it_learns(whole: State, said: list[str]) -> None:
         np.random.default_rng(9), rows=2, blocks=blocks_of(LENGTH), drafts=DRAFTS
     )
     accepted = jax.jit(taught().accepted)
-    first = initial_state(taught().drafter, SETTINGS).weights
+    first = initial_state(taught(), SETTINGS).weights
     before, after = (np.asarray(accepted(weights, batch)) for weights in (first, whole.weights))
     assert before.mean() < 0.1 < after.mean()
     assert np.all(after <= np.asarray(batch["counted"]).sum(axis=-1))
 
 
 def test_the_selector_learns(whole: State) -> None:
-    first = initial_state(taught().drafter, SETTINGS).weights
+    first = initial_state(taught(), SETTINGS).weights
     moved = [key for key in first if not np.array_equal(first[key], whole.weights[key])]
     assert moved == list(first)
 

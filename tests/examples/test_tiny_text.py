@@ -8,6 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from examples.tiny_family import WEIGHTS
 from examples.tiny_tasks import TASKS
 from examples.tiny_tasks import draw
 from examples.tiny_text import VOCAB
@@ -15,7 +16,6 @@ from examples.tiny_text import Teacher
 from examples.tiny_text import definitions
 from examples.tiny_text import write_text_files
 from examples.tiny_words import TOOLS
-from examples.train_tiny import WEIGHTS
 from mkc.runtime.text import ChatRequest
 from mkc.runtime.text import joined
 

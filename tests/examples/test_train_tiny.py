@@ -16,11 +16,13 @@ import pytest
 from safetensors.numpy import load_file
 
 from examples.muon import orthogonal
+from examples.tiny_family import TINY
+from examples.tiny_family import WEIGHTS
+from examples.tiny_family import Family
 from examples.tiny_folder import CONFIG
 from examples.tiny_folder import write_model
 from examples.tiny_text import Teacher
 from examples.tiny_text import write_text_files
-from examples.train_tiny import WEIGHTS
 from examples.train_tiny import Settings
 from examples.train_tiny import State
 from examples.train_tiny import batch_of
@@ -37,9 +39,9 @@ SHIPPED = Path(__file__).parents[2] / "models" / "tiny"
 SETTINGS = Settings(seed=3, steps=40, rows=2, length=64, tests=0)
 
 
-def small() -> dict[str, Any]:
+def small() -> Family:
     """The model with two narrow layers."""
-    config = deepcopy(CONFIG)
+    config: dict[str, Any] = deepcopy(CONFIG)
     config["text_config"] |= {
         "hidden_size": 32,
         "intermediate_size": 32,
@@ -49,7 +51,7 @@ def small() -> dict[str, Any]:
         "linear_key_head_dim": 16,
         "linear_value_head_dim": 16,
     }
-    return config
+    return replace(TINY, config=config)
 
 
 @cache
@@ -61,7 +63,7 @@ def teacher() -> Teacher:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> State:
     """A run without interruption."""
     file = tmp_path_factory.mktemp("whole") / "train.npz"
-    return train(SETTINGS, teacher(), file, config=small(), say=lambda _: None)
+    return train(SETTINGS, teacher(), file, family=small(), say=lambda _: None)
 
 
 def flat(state: State) -> dict[str, np.ndarray]:
@@ -80,8 +82,8 @@ def test_loss_falls(whole: State) -> None:
 
 def test_a_run_goes_on_as_if_it_had_not_ended(whole: State, tmp_path: Path) -> None:
     file = tmp_path / "train.npz"
-    train(SETTINGS, teacher(), file, config=small(), until=7, say=lambda _: None)
-    ended = train(SETTINGS, teacher(), file, config=small(), say=lambda _: None)
+    train(SETTINGS, teacher(), file, family=small(), until=7, say=lambda _: None)
+    ended = train(SETTINGS, teacher(), file, family=small(), say=lambda _: None)
     assert ended.step == whole.step == SETTINGS.steps
     found, wanted = flat(ended), flat(whole)
     assert found.keys() == wanted.keys()
@@ -111,8 +113,8 @@ def test_folder(whole: State, tmp_path: Path) -> None:
     """What is written is a checkpoint of the model, with the weights of the run."""
     write_text_files(tmp_path, seed=0)
     tensors = tensors_of(row_graph(SETTINGS, small()), whole.weights)
-    write_model(tmp_path, tensors, small())
-    report = Checkpoint.open(tmp_path).check(MODEL.trace(small(), batch=1, context=16))
+    write_model(tmp_path, tensors, small().config)
+    report = Checkpoint.open(tmp_path).check(MODEL.trace(small().config, batch=1, context=16))
     assert report.extra == ()
     stored = load_file(tmp_path / "model.safetensors")
     assert stored.keys() == tensors.keys()

@@ -13,6 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from mkc.codegen_pallas.support.refs import BF16_ROWS
+from mkc.codegen_pallas.support.refs import LANES
 from mkc.codegen_pallas.support.refs import Ref
 from mkc.codegen_pallas.support.refs import Scalar
 from mkc.codegen_pallas.support.refs import wrapped_next
@@ -137,7 +138,7 @@ def embed(*, table: Ref, tokens: Ref, blocks: Ref, sem: Ref, out: Ref, batch: in
     for index in range(batch):
         block(index).wait()
 
-    def select(index: jax.Array, carry: jax.Array) -> jax.Array:
+    def select(index: Scalar, carry: jax.Array) -> jax.Array:
         rows = blocks[index].astype(jnp.float32)
         mine = lax.broadcasted_iota(jnp.int32, rows.shape, 0) == (row_of(index) & (BF16_ROWS - 1))
         row = jnp.sum(jnp.where(mine, rows, 0.0), axis=0, keepdims=True)
@@ -148,4 +149,8 @@ def embed(*, table: Ref, tokens: Ref, blocks: Ref, sem: Ref, out: Ref, batch: in
 
     padding = out.shape[1] - table.shape[1]
     out[...] = jnp.zeros(out.shape, jnp.float32)
+    if out.shape[1] == LANES:  # Mosaic stores no row at a run-time place where rows are one tile
+        for index in range(batch):
+            select(index, jnp.int32(0))
+        return
     lax.fori_loop(0, batch, select, jnp.int32(0))
