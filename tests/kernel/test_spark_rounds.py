@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from mkc.codegen_pallas.source import kernel_source
 from mkc.ir.graph import StateKind
