@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from mkc.errors import PassSpecError
+from mkc.errors import VmemError
 from mkc.ir.graph import Graph
 from mkc.ir.verify import findings
 from mkc.passes import shard_rules as shard_rules  # registers the SHARD facets
@@ -21,12 +22,14 @@ from mkc.passes.dtypes import check_dtypes
 from mkc.passes.p10_shard import Shard
 from mkc.passes.p10_shard import infer_local
 from mkc.passes.p20_fuse import Fuse
+from mkc.passes.p30_tile import ROW_BYTES
 from mkc.passes.p30_tile import Tile
 from mkc.passes.p30_tile import Tiles
 from mkc.passes.p40_collectives import ONE_SHOT
 from mkc.passes.p40_collectives import TWO_LEVEL
 from mkc.passes.p40_collectives import TWO_PHASE
 from mkc.passes.p40_collectives import ChooseCollectives
+from mkc.passes.p40_collectives import Collectives
 from mkc.passes.p50_residency import Place
 from mkc.passes.p50_residency import Residency
 from mkc.passes.p60_prefetch import Prefetch
@@ -82,9 +85,7 @@ class Pipeline:
         _assert_valid(sharded.graph)
         record_cache_form(sharded.graph, target, log)
         steps = self.fuse.apply(sharded, log)
-        tiles = self.tile.apply(steps, target, log)
-        collectives = self.collectives.apply(steps, padded_rows, self.lower.rounds, target, log)
-        residency = self.residency.apply(steps, tiles, collectives, padded_rows, target, log)
+        tiles, collectives, residency, log = self._placed(steps, padded_rows, target, log)
         prefetched = self.prefetch.apply(steps, tiles, residency.slots, self.lower.rounds, log)
         program = self.lower.apply(
             steps, tiles, collectives, residency, prefetched, padded_rows, target
@@ -97,6 +98,43 @@ class Pipeline:
             residency=residency,
             log=log,
         )
+
+    def _placed(
+        self, steps: StepGraph, padded_rows: int, target: Target, log: DecisionLog
+    ) -> tuple[Tiles, Collectives, Residency, DecisionLog]:
+        """Loads, exchanges and places; with smaller loads where they would not fit otherwise.
+
+        A ring has at least a few slots, and the largest load is the size of each. Raises the
+        `VmemError` of the smallest loads when they do not help.
+        """
+        tile = self.tile
+        first: VmemError | None = None
+        while True:
+            attempt = DecisionLog(decisions=list(log.decisions))
+            if first is not None:
+                attempt.choose(
+                    "tile.load_bytes",
+                    passed=tile.name,
+                    chosen=tile.load_bytes,
+                    because="larger loads leave too little VMEM for everything else",
+                    rejected={"the wanted size": f"{first.needed_bytes} bytes of VMEM"},
+                )
+            tiles = tile.apply(steps, target, attempt)
+            collectives = self.collectives.apply(
+                steps, padded_rows, self.lower.rounds, target, attempt
+            )
+            try:
+                residency = self.residency.apply(
+                    steps, tiles, collectives, padded_rows, target, attempt
+                )
+            except VmemError as error:
+                first = first or error
+                smaller = tiles.slot_rows * ROW_BYTES // 2
+                if self.tile.load_bytes or smaller < target.dma.minimum_load_bytes:
+                    raise
+                tile = replace(self.tile, load_bytes=smaller)
+                continue
+            return tiles, collectives, residency, attempt
 
     def __str__(self) -> str:
         return ",".join(_print(getattr(self, one.name)) for one in fields(self))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from json import dumps
 from json import loads
 from pathlib import Path
@@ -13,11 +14,13 @@ import pytest
 
 from mkc.codegen_pallas.source import kernel_source
 from mkc.errors import PassSpecError
+from mkc.errors import VmemError
 from mkc.passes.p10_shard import Shard
 from mkc.passes.pipeline import Pipeline
 from mkc.report import plan_document
 from mkc.schedule.decisions import DecisionLog
 from mkc.schedule.program_text import print_program
+from mkc.targets import Target
 from mkc.targets import load_target
 from tests.passes.lowering import CASES
 from tests.passes.lowering import TARGET
@@ -180,3 +183,32 @@ def test_depth_costs_nothing() -> None:
         for layers in (64, 640)
     )
     assert len(short) == len(deep)
+
+
+def small_memory(mib: int) -> Target:
+    target = load_target(TARGET)
+    return replace(target, vmem=replace(target.vmem, usable_bytes=mib << 20))
+
+
+def test_loads_become_smaller_where_they_would_not_fit() -> None:
+    """A ring has at least a few slots; what else is live leaves no room for the usual ones."""
+    pipeline = Pipeline(shard=Shard(ranks=8))
+    usual = pipeline.run(full_size(), small_memory(20))
+    smaller = pipeline.run(full_size(), small_memory(16))
+    assert smaller.residency.vmem_bytes < 16 << 20 < usual.residency.vmem_bytes + (3 << 20)
+    assert smaller.tiles.slot_rows < usual.tiles.slot_rows
+    (found,) = [one for one in smaller.log.decisions if one.id == "tile.load_bytes"]
+    assert "leave too little VMEM" in found.because
+    assert len({one.id for one in smaller.log.decisions}) == len(smaller.log.decisions)
+
+
+def test_loads_that_were_asked_for_stay_as_they_are() -> None:
+    pipeline = Pipeline(shard=Shard(ranks=8)).override("tile{load_bytes=2MiB}")
+    with pytest.raises(VmemError):
+        pipeline.run(full_size(), small_memory(16))
+
+
+def test_what_does_not_fit_with_the_smallest_loads_either() -> None:
+    with pytest.raises(VmemError) as raised:
+        Pipeline(shard=Shard(ranks=8)).run(full_size(), small_memory(12))
+    assert raised.value.needed_bytes < 14 << 20, "of the smallest loads, not of the usual ones"
