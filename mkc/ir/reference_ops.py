@@ -144,12 +144,10 @@ def _l2_norm(op: L2Norm, operands: Arrays, states: Arrays, context: OpContext) -
 @REFERENCE.register(Linear)
 def _linear(op: Linear, operands: Arrays, states: Arrays, context: OpContext) -> Outcome:
     x, weight = operands
-    if x.dtype != weight.dtype:  # products of bf16 are exact in f32 and, as bf16, take less time
-        x, weight = wide(x), wide(weight)
     y = jnp.einsum(
         "rk,nk->rn",
-        x,
-        weight,
+        wide(x),
+        wide(weight),
         precision=lax.Precision.HIGHEST,
         preferred_element_type=jnp.float32,
     )

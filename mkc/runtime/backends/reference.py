@@ -19,7 +19,6 @@ from jax.sharding import PartitionSpec
 from mkc.ir.graph import Graph
 from mkc.ir.graph import StateKind
 from mkc.ir.reference import COMPILER_OPTIONS
-from mkc.ir.reference import NO_MEANINGS
 from mkc.ir.reference import Meanings
 from mkc.ir.reference import initial_states
 from mkc.ir.reference import stack_params
@@ -36,6 +35,7 @@ from mkc.runtime.backends.backend import check_chain
 from mkc.runtime.pack import LoadTensor
 from mkc.runtime.placement import joining_meanings
 from mkc.runtime.placement import shard_params
+from mkc.runtime.products import BF16_PRODUCTS
 from mkc.runtime.shards import Array
 from mkc.runtime.stop_ids import stop_table
 from mkc.runtime.token_masks import Masks
@@ -76,7 +76,7 @@ class ReferenceBackend:
         self.prefill_sizes = block_sizes(graph.context)
         self.prefill_rows = self.prefill_sizes[-1]
         if mesh is None:
-            self._everywhere, self._meanings = None, NO_MEANINGS
+            self._everywhere, self._meanings = None, BF16_PRODUCTS
             self._weights = stack_params(graph, Tensors(graph=graph, load=load))
         else:
             self._everywhere = NamedSharding(mesh, PartitionSpec())
