@@ -20,11 +20,11 @@ from mkc.codegen_pallas.source_sampled import end_round_lines
 from mkc.codegen_pallas.source_sampled import sampling_scratch
 from mkc.ir.types import DType
 from mkc.passes.p50_residency import EMBED_ROWS
-from mkc.passes.p50_residency import exchange_buffers
 from mkc.passes.p50_residency import new_rows
 from mkc.passes.steps import StepGraph
 from mkc.passes.walk_scratch import markov_scratch
 from mkc.passes.walk_scratch import walk_scratch
+from mkc.schedule.exchange_plan import exchange_buffers
 from mkc.schedule.mixing_phases import LatentAttentionPhase
 from mkc.schedule.program import ROUNDS
 from mkc.schedule.program import TAPE_LANES

@@ -28,10 +28,10 @@ from mkc.passes.steps import StepGraph
 from mkc.passes.steps import StepKind
 from mkc.passes.steps import StepLoop
 from mkc.schedule.decisions import DecisionLog
+from mkc.schedule.exchange_plan import ExchangePlan
+from mkc.schedule.exchange_plan import scattered_columns
 from mkc.schedule.messages import exchange_us
 from mkc.schedule.program import VECTOR_LANES
-from mkc.schedule.program import ExchangePlan
-from mkc.schedule.program import scattered_columns
 from mkc.targets import Target
 
 ONE_SHOT = "one_shot"

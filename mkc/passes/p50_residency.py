@@ -21,10 +21,6 @@ from mkc.passes.lifetimes import lifetimes
 from mkc.passes.lifetimes import pack
 from mkc.passes.p30_tile import ROW_BYTES
 from mkc.passes.p30_tile import Tiles
-from mkc.passes.p40_collectives import GATHER
-from mkc.passes.p40_collectives import GATHER_F32
-from mkc.passes.p40_collectives import ONE_SHOT
-from mkc.passes.p40_collectives import TWO_LEVEL
 from mkc.passes.p40_collectives import TWO_PHASE
 from mkc.passes.p40_collectives import Collectives
 from mkc.passes.sampled import samples_of
@@ -40,13 +36,14 @@ from mkc.passes.walk_scratch import Scratch
 from mkc.passes.walk_scratch import markov_scratch
 from mkc.passes.walk_scratch import walk_scratch
 from mkc.schedule.decisions import DecisionLog
+from mkc.schedule.exchange_plan import ExchangePlan
+from mkc.schedule.exchange_plan import exchange_buffers
 from mkc.schedule.expert_store import ExpertPlan
 from mkc.schedule.expert_store import ExpertRing
 from mkc.schedule.program import TAPE_LANES
 from mkc.schedule.program import VECTOR_LANES
 from mkc.schedule.program import Buffer
 from mkc.schedule.program import CacheStream
-from mkc.schedule.program import ExchangePlan
 from mkc.schedule.program import StreamPlan
 from mkc.schedule.program import View
 from mkc.schedule.program import mask_lanes
@@ -386,38 +383,6 @@ def _exchange_allocations(
         )
         for one in exchanges
         for suffix, shape, dtype in exchange_buffers(one, ranks)
-    ]
-
-
-def exchange_buffers(plan: ExchangePlan, ranks: int) -> list[tuple[str, tuple[int, ...], DType]]:
-    """VMEM arrays of an exchange: (suffix, shape, dtype)."""
-    share = plan.columns // ranks
-    if plan.kind == ONE_SHOT:
-        return [
-            ("send", (plan.rows, plan.columns), DType.F32),
-            ("receive", (ranks, plan.rows, plan.columns), DType.F32),
-        ]
-    if plan.kind == TWO_PHASE:
-        return [
-            ("scattered", (ranks, plan.rows, share), DType.F32),
-            ("send", (plan.rows, share), DType.BF16),
-            ("gathered", (ranks, plan.rows, share), DType.BF16),
-        ]
-    if plan.kind == TWO_LEVEL:
-        part = (plan.rows, plan.columns // plan.group)
-        result = DType.BF16 if plan.rounds else DType.F32
-        return [
-            ("send", (plan.rows, plan.columns), DType.F32),
-            ("scattered", (plan.group, *part), DType.F32),
-            ("summed", part, DType.F32),
-            ("across", (ranks // plan.group, *part), DType.F32),
-            ("total", part, result),
-            ("gathered", (plan.group, *part), result),
-        ]
-    dtype = {GATHER: DType.BF16, GATHER_F32: DType.F32}.get(plan.kind, DType.I32)
-    return [
-        ("send", (plan.rows, plan.columns), dtype),
-        ("receive", (plan.group or ranks, plan.rows, plan.columns), dtype),
     ]
 
 

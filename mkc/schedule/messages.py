@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from dataclasses import replace
 
-from mkc.schedule.program import ExchangePlan
+from mkc.schedule.exchange_plan import ExchangePlan
 from mkc.targets import Target
 
 

@@ -15,6 +15,7 @@ from dataclasses import field
 from mkc.ir.graph import Location
 from mkc.ir.graph import Node
 from mkc.ir.types import DType
+from mkc.schedule.exchange_plan import ExchangePlan
 from mkc.schedule.expert_store import ExpertPlan
 from mkc.schedule.expert_store import ExpertRing
 from mkc.schedule.scalars import RoundPlan
@@ -35,11 +36,6 @@ def mask_lanes(columns: int) -> int:
     32 registers of bits without moving a lane.
     """
     return -(-columns // (WORD_BITS * VECTOR_LANES)) * VECTOR_LANES
-
-
-def scattered_columns(columns: int, ranks: int) -> int:
-    """Columns that every rank has an equal share of, in whole registers: at least so many."""
-    return -(-columns // (ranks * VECTOR_LANES)) * ranks * VECTOR_LANES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -420,34 +416,6 @@ class Loop:
     name: str
     count: int
     body: tuple[Phase | Loop, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExchangePlan:
-    """Buffers and semaphores of one exchange site group.
-
-    Attributes:
-      kind: `one_shot`, `two_phase`, `two_level`, `argmax`, `top_k`, `gather` of bf16 or
-        `gather_f32`.
-      rows, columns: shape of the exchanged array.
-      group: how many adjoining ranks exchange among themselves: of two levels the inner one; 0
-        for all.
-      rounds: of two levels, results travel as bf16.
-      safe_because: why a receive buffer is free when the next message arrives.
-    """
-
-    name: str
-    kind: str
-    rows: int
-    columns: int
-    safe_because: str
-    group: int = 0
-    rounds: bool = False
-
-    @property
-    def semaphores(self) -> int:
-        """Two for each phase: what was sent, what has arrived."""
-        return 6 if self.kind == "two_level" else 4
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,9 @@ from math import prod
 from typing import Any
 
 from mkc.passes.p50_residency import Allocation
-from mkc.passes.p50_residency import exchange_buffers
 from mkc.plan.folder import PlanFolder
 from mkc.plan.phases import PhaseRow
+from mkc.schedule.exchange_plan import exchange_buffers
 from mkc.schedule.program import TAPE_LANES
 from mkc.schedule.program import Program
 from mkc.viz.colours import PADDING

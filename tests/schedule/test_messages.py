@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from mkc.schedule.exchange_plan import ExchangePlan
 from mkc.schedule.messages import Messages
 from mkc.schedule.messages import exchange_us
 from mkc.schedule.messages import messages
 from mkc.schedule.messages import summed_elements
-from mkc.schedule.program import ExchangePlan
 from mkc.targets import load_target
 
 

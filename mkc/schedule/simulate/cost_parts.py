@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from mkc.schedule.exchange_plan import ExchangePlan
 from mkc.schedule.program import VECTOR_LANES
 from mkc.schedule.program import WORD_BITS
-from mkc.schedule.program import ExchangePlan
 from mkc.schedule.program import Program
 from mkc.schedule.simulate.bundles import PhaseCycles
 from mkc.targets import Target

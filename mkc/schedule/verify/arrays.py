@@ -10,12 +10,13 @@ from functools import cached_property
 from math import prod
 
 from mkc.ir.types import DType
+from mkc.schedule.exchange_plan import ExchangePlan
+from mkc.schedule.exchange_plan import exchange_buffers
 from mkc.schedule.expert_store import CHOSEN_ROWS
 from mkc.schedule.expert_store import ExpertRing
 from mkc.schedule.program import TAPE_LANES
 from mkc.schedule.program import VECTOR_LANES
 from mkc.schedule.program import EmbedPhase
-from mkc.schedule.program import ExchangePlan
 from mkc.schedule.program import Operand
 from mkc.schedule.program import Program
 from mkc.schedule.round_phases import MarkovWalkPhase
@@ -255,22 +256,7 @@ def _operand(operand: Operand) -> Array:
 
 
 def exchange_arrays(plan: ExchangePlan, ranks: int) -> list[Array]:
-    """Send and receive buffers; a receive buffer has a block for every rank."""
-    members = plan.group or ranks
-    rows, share = plan.rows, plan.columns // members
-    whole, part = (rows, plan.columns), (rows, share)
-    kinds: dict[str, list[tuple[str, tuple[int, ...], DType]]] = {
-        "one_shot": [("send", whole, DType.F32), ("receive", (members, *whole), DType.F32)],
-        "two_phase": [
-            ("scattered", (members, *part), DType.F32),
-            ("send", part, DType.BF16),
-            ("gathered", (members, *part), DType.BF16),
-        ],
-        "gather": [("send", whole, DType.BF16), ("receive", (members, *whole), DType.BF16)],
-        "gather_f32": [("send", whole, DType.F32), ("receive", (members, *whole), DType.F32)],
-    }
-    found_by_number = [("send", whole, DType.I32), ("receive", (members, *whole), DType.I32)]
-    kinds |= {"argmax": found_by_number, "top_k": found_by_number}
+    """Send and receive buffers; a receive buffer has a block for everyone who writes into it."""
     parts = plan.kind == "two_level"  # of the send buffer travel separately
     return [
         Array(
@@ -281,20 +267,7 @@ def exchange_arrays(plan: ExchangePlan, ranks: int) -> list[Array]:
             units=plan.columns if parts and suffix == "send" else 1,
             axis=1 if parts and suffix == "send" else 0,
         )
-        for suffix, shape, dtype in (_levels(plan, ranks) if parts else kinds[plan.kind])
-    ]
-
-
-def _levels(plan: ExchangePlan, ranks: int) -> list[tuple[str, tuple[int, ...], DType]]:
-    part = (plan.rows, plan.columns // plan.group)
-    result = DType.BF16 if plan.rounds else DType.F32
-    return [
-        ("send", (plan.rows, plan.columns), DType.F32),
-        ("scattered", (plan.group, *part), DType.F32),
-        ("summed", part, DType.F32),
-        ("across", (ranks // plan.group, *part), DType.F32),
-        ("total", part, result),
-        ("gathered", (plan.group, *part), result),
+        for suffix, shape, dtype in exchange_buffers(plan, ranks)
     ]
 
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from mkc.schedule.exchange_plan import scattered_columns
 from mkc.schedule.messages import Messages
 from mkc.schedule.messages import messages
 from mkc.schedule.program import AllReducePhase
 from mkc.schedule.program import ArgmaxPhase
 from mkc.schedule.program import View
-from mkc.schedule.program import scattered_columns
 from mkc.schedule.round_phases import AcceptPhase
 from mkc.schedule.round_phases import AllGatherPhase
 from mkc.schedule.verify.events import Meet

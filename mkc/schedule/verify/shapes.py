@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from mkc.schedule.exchange_plan import scattered_columns
 from mkc.schedule.expert_phases import ExpertsPhase
 from mkc.schedule.expert_phases import RoutePhase
 from mkc.schedule.mixing_phases import LatentAttentionPhase
@@ -21,7 +22,6 @@ from mkc.schedule.program import Phase
 from mkc.schedule.program import Program
 from mkc.schedule.program import VectorPhase
 from mkc.schedule.program import View
-from mkc.schedule.program import scattered_columns
 from mkc.schedule.round_phases import AcceptPhase
 from mkc.schedule.round_phases import AllGatherPhase
 from mkc.schedule.round_phases import CutDraftsPhase
