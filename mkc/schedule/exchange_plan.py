@@ -1,0 +1,72 @@
+"""What an exchange between ranks needs: its buffers and semaphores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mkc.ir.types import DType
+from mkc.schedule.units import VECTOR_LANES
+
+
+def scattered_columns(columns: int, ranks: int) -> int:
+    """Columns that every rank has an equal share of, in whole registers: at least so many."""
+    return -(-columns // (ranks * VECTOR_LANES)) * ranks * VECTOR_LANES
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangePlan:
+    """Buffers and semaphores of one exchange site group.
+
+    Attributes:
+      kind: `one_shot`, `two_phase`, `two_level`, `argmax`, `top_k`, `gather` of bf16 or
+        `gather_f32`.
+      rows, columns: shape of the exchanged array.
+      group: how many adjoining ranks exchange among themselves: of two levels the inner one; 0
+        for all.
+      rounds: of two levels, results travel as bf16.
+      safe_because: why a receive buffer is free when the next message arrives.
+    """
+
+    name: str
+    kind: str
+    rows: int
+    columns: int
+    safe_because: str
+    group: int = 0
+    rounds: bool = False
+
+    @property
+    def semaphores(self) -> int:
+        """Two for each phase: what was sent, what has arrived."""
+        return 6 if self.kind == "two_level" else 4
+
+
+def exchange_buffers(plan: ExchangePlan, ranks: int) -> list[tuple[str, tuple[int, ...], DType]]:
+    """VMEM arrays of an exchange: (suffix, shape, dtype); those that others write have a block for
+    each of them."""
+    members = plan.group or ranks
+    whole, part = (plan.rows, plan.columns), (plan.rows, plan.columns // members)
+    match plan.kind:
+        case "two_phase":
+            return [
+                ("scattered", (ranks, *part), DType.F32),
+                ("send", part, DType.BF16),
+                ("gathered", (ranks, *part), DType.BF16),
+            ]
+        case "two_level":
+            result = DType.BF16 if plan.rounds else DType.F32
+            return [
+                ("send", whole, DType.F32),
+                ("scattered", (members, *part), DType.F32),
+                ("summed", part, DType.F32),
+                ("across", (ranks // members, *part), DType.F32),
+                ("total", part, result),
+                ("gathered", (members, *part), result),
+            ]
+        case "one_shot" | "gather_f32":
+            dtype = DType.F32
+        case "gather":
+            dtype = DType.BF16
+        case _:  # values and the numbers of their columns, as integers
+            dtype = DType.I32
+    return [("send", whole, dtype), ("receive", (members, *whole), dtype)]
