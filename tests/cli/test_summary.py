@@ -18,7 +18,7 @@ PREDICTED = {
     "position": 2048,
     "routing": None,
     "cost_source": {"machine code": 0.371, "push rate": 0.604, "target file": 0.025},
-    "exchanges": {"round": {"chip": 97, "host": 3}, "layer": {"chip": 2}},
+    "exchanges": {"round": {"chip": 97, "host": 3}, "loop_body": {"chip": 2}},
     "exposed": {"collective": 40.0, "dma": 4.9, "compute": 0.0, "fixed": 0.01},
 }
 
@@ -40,7 +40,10 @@ def test_a_prediction_is_shown_with_what_it_loses(capsys: pytest.CaptureFixture[
     assert lines[at + 2].strip() == (
         "core times from: push rate 60 %, machine code 37 %, target file 2 %"
     )
-    assert lines[at + 3].strip() == "exchanges: 97 chip + 3 host phases a step, 2 chip in a layer"
+    assert (
+        lines[at + 3].strip()
+        == "exchanges: 97 chip + 3 host phases a step, at most 2 chip in the body of a loop"
+    )
     assert lines[at + 4].strip() == "memory idle, us: collective 40, dma 4.9"
 
 

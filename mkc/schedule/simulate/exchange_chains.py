@@ -12,7 +12,7 @@ from mkc.schedule.simulate.events import Kind
 from mkc.schedule.simulate.fabric import Hop
 
 LINK = "link:"  # tracks of messages
-OUTSIDE = -1  # of every layer
+OUTSIDE = -1  # of every loop
 FARTHER = tuple(Hop)
 
 
@@ -25,11 +25,12 @@ class ExchangeChains:
 
     Attributes:
       round: of the whole round.
-      layer: of the layer that has most.
+      loop_body: of one turn of the loop that has most, without the loops inside it. That is one
+        layer, or a few that stand in one body.
     """
 
     round: dict[str, int]
-    layer: dict[str, int]
+    loop_body: dict[str, int]
 
 
 def exchange_chains(run: Run, window: Window) -> ExchangeChains:
@@ -51,7 +52,7 @@ def exchange_chains(run: Run, window: Window) -> ExchangeChains:
             farthest = None
     layers.pop(OUTSIDE, None)
     most = max(layers.values(), key=Counter.total, default=Counter[str]())
-    return ExchangeChains(round=_near_to_far(whole), layer=_near_to_far(most))
+    return ExchangeChains(round=_near_to_far(whole), loop_body=_near_to_far(most))
 
 
 def _waits_for_message(run: Run, took: tuple[int, ...]) -> bool:

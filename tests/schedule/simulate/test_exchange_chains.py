@@ -51,10 +51,10 @@ def counted(run: Run) -> ExchangeChains:
 def test_a_phase_counts_once_under_its_farthest_link() -> None:
     """However many messages, and although it waits for what was sent, too."""
     run = ranks(RANKS, lambda rank: exchange(rank, HOST, CHIP, SIBLING))
-    assert counted(run) == ExchangeChains(round={"host": 1}, layer={})
+    assert counted(run) == ExchangeChains(round={"host": 1}, loop_body={})
 
 
-def test_the_layer_with_most_phases_is_told() -> None:
+def test_the_loop_body_with_most_phases_is_told() -> None:
     def kernel(rank: int) -> Iterator[Instruction]:
         yield from exchange(rank, SIBLING)
         yield from exchange(rank, SIBLING, layer=0)
@@ -63,7 +63,7 @@ def test_the_layer_with_most_phases_is_told() -> None:
 
     found = counted(ranks(RANKS, kernel))
     assert found == ExchangeChains(
-        round={"sibling": 2, "chip": 1, "host": 1}, layer={"chip": 1, "host": 1}
+        round={"sibling": 2, "chip": 1, "host": 1}, loop_body={"chip": 1, "host": 1}
     )
 
 
@@ -95,4 +95,4 @@ def test_two_sums_a_layer_and_the_choice_of_the_token() -> None:
         program = replace(pipeline, collectives=collectives).run(graph, target).program
         found = predict(program, target).exchanges
         assert found.round == {"chip": 4 * 2 * phases + 1}
-        assert found.layer == {"chip": 2 * phases}
+        assert found.loop_body == {"chip": 2 * phases}
