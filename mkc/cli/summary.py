@@ -123,9 +123,7 @@ def _predicted(report: Mapping[str, Any], unit: str) -> Iterator[tuple[str, str]
         )
     yield "", "core times from: " + ", ".join(_shares(predicted["cost_source"]))
     if phases := _phases(predicted["exchanges"]["round"]):
-        most = _phases(predicted["exchanges"]["loop_body"])
-        within = f", at most {most} in the body of a loop" if most else ""
-        yield "", f"exchanges: {phases} phases a {unit}{within}"
+        yield "", f"exchanges: {phases} phases a {unit}, one after the other"
     exposed = {key: us for key, us in predicted["exposed"].items() if us >= 0.05}
     if exposed:
         yield (

@@ -40,10 +40,7 @@ def test_a_prediction_is_shown_with_what_it_loses(capsys: pytest.CaptureFixture[
     assert lines[at + 2].strip() == (
         "core times from: push rate 60 %, machine code 37 %, target file 2 %"
     )
-    assert (
-        lines[at + 3].strip()
-        == "exchanges: 97 chip + 3 host phases a step, at most 2 chip in the body of a loop"
-    )
+    assert lines[at + 3].strip() == "exchanges: 97 chip + 3 host phases a step, one after the other"
     assert lines[at + 4].strip() == "memory idle, us: collective 40, dma 4.9"
 
 
