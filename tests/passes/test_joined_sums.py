@@ -27,7 +27,7 @@ type Decoder = Callable[[mkc.Step], mkc.Outputs]
 
 
 def branches(hidden: int = HIDDEN, *, dependent: bool = False, parallel: int = 2) -> Decoder:
-    """A layer with MLPs side by side, or one behind the other."""
+    """A layer with MLPs side by side, or one behind the other; their results are used differently."""
 
     def build(step: mkc.Step) -> mkc.Outputs:
         h = mkc.embed(step.tokens, mkc.param("embed.weight", [VOCAB, hidden]))
@@ -39,7 +39,7 @@ def branches(hidden: int = HIDDEN, *, dependent: bool = False, parallel: int = 2
                 up = mkc.linear(read, layer.param(f"{number}.up.weight", [WIDE, hidden]))
                 down = layer.param(f"{number}.down.weight", [hidden, WIDE])
                 out = mkc.linear(mkc.silu(up), down)
-                total = out if total is None else total + out
+                total = out if total is None else total + mkc.silu(out)
             assert total is not None
             h = h + total
         x = mkc.rms_norm(h, mkc.param("norm.weight", [hidden]), eps=1e-6)
