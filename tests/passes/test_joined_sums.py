@@ -27,7 +27,7 @@ type Decoder = Callable[[mkc.Step], mkc.Outputs]
 
 
 def branches(hidden: int = HIDDEN, *, dependent: bool = False, parallel: int = 2) -> Decoder:
-    """A layer with MLPs side by side, or one behind the other; their results are used differently."""
+    """A layer with MLPs side by side, or one behind the other; results are used differently."""
 
     def build(step: mkc.Step) -> mkc.Outputs:
         h = mkc.embed(step.tokens, mkc.param("embed.weight", [VOCAB, hidden]))
