@@ -108,87 +108,59 @@ class ChooseCollectives:
         """
         chosen: dict[str, Collective] = {}
         plans: dict[str, ExchangePlan] = {}
-        sites = _exchange_sites(graph)
-        reduces = [one for one in sites if one.kind in NEIGHBOURS]
-        best = [one for one in sites if isinstance(one.nodes[-1].op, DIVIDED)]
+        _choose_searches(graph, padded_rows, rounds, chosen, plans)
+        _choose_walks(graph, chosen, plans)
         neighbours = _Neighbours(ranks=graph.sharded.ranks)
         first, last, _ = neighbours.visit(graph.body)
-        if rounds > 1 and not best:
+        if rounds > 1 and not any(map(_is_search, _exchange_sites(graph))):
             neighbours.join(last, first)
-        samples = samples_of(graph)
-        for step in best:
-            races = samples is not None and step.kind is StepKind.ACCEPT
-            meets = rounds > 1 and len(sites) == 1 and not races
-            kind = TOP_K if step.kind is StepKind.TOP_K else ARGMAX
-            name = f"exchange_{kind}"
-            assert name not in plans, f"{name} is used at two places"
-            race = RACE if races else None
-            chosen[step.id] = Collective(algorithm=kind, exchange=name, meets=meets, race=race)
-            repeated = SAFE_MEETING if meets else SAFE_ALTERNATING
-            plans[name] = ExchangePlan(
-                name=name,
-                kind=kind,
-                rows=(3 if races else 2) * padded_rows,
-                columns=VECTOR_LANES,
-                safe_because=repeated if rounds > 1 else SAFE_ONCE,
-            )
-            if race is not None:
-                rows = 2 * padded_batch(graph.sharded.graph.batch)
-                plans[race] = replace(plans[name], name=race, rows=rows)
-        for step in (one for one in sites if one.kind is StepKind.MARKOV_WALK):
-            assert step.id not in chosen and TURNS[0] not in plans, "two walks share their buffers"
-            turns = TURNS[: graph.sharded.graph.rows_per_sequence - 1]
-            chosen[step.id] = Collective(algorithm=ARGMAX, exchange=TURNS[0], turns=turns)
-            for name in turns:
-                plans[name] = ExchangePlan(
-                    name=name,
-                    kind=ARGMAX,
-                    rows=2 * padded_batch(graph.sharded.graph.batch),
-                    columns=VECTOR_LANES,
-                    safe_because=SAFE_ALTERNATING,
-                )
         places: dict[str, int] = {}
-        for step in reduces:
+        for step in _exchange_sites(graph):
+            if step.kind not in NEIGHBOURS:
+                continue
             near = neighbours.of.get(step.id, set())
-            repeats = step.id in near
-            if step.kind is StepKind.ALL_GATHER:
-                (node,) = step.nodes
-                exact = graph.sharded.graph.rows == 1  # one row travels as f32 only
-                exact |= any(one.type.dtype is DType.F32 for one in node.results)
-                algorithm = GATHER_F32 if exact else GATHER
-                columns = sum(graph.resolve(name).width for name in node.operands)
+            meets = step.id in near
+            plan = self._plan_of(graph, step, meets, padded_rows, target, log)
+            if plan.kind == TWO_PHASE:
+                meets, name = False, f"exchange_two_phase_{plan.columns}"
+                safe_because = SAFE_TWO_PHASE
+            elif meets:
+                name, safe_because = (
+                    f"exchange_{plan.kind}_{plan.columns}_met_{step.id}",
+                    SAFE_MEETING,
+                )
             else:
-                algorithm = self._algorithm(graph, step, repeats, padded_rows, target, log)
-                columns = graph.widths[step.nodes[0].results[0].name]
-            columns = -(-columns // VECTOR_LANES) * VECTOR_LANES  # messages are whole registers
-            group = _gathering(graph, step)
-            if algorithm == TWO_LEVEL:
-                group = self._group(graph, target)
-            if algorithm in (TWO_PHASE, TWO_LEVEL):
-                columns = scattered_columns(columns, group or graph.sharded.ranks)
-            one_row = algorithm in ONE_ROW and graph.sharded.graph.rows == 1
-            rows = 1 if one_row else padded_rows
-            name, safe_because = f"exchange_two_phase_{columns}", SAFE_TWO_PHASE
-            meets = repeats and algorithm != TWO_PHASE
-            if meets:
-                name, safe_because = f"exchange_{algorithm}_{columns}_met_{step.id}", SAFE_MEETING
-            elif algorithm != TWO_PHASE:
                 taken = {places[one] for one in near if one in places}
                 places[step.id] = next(place for place in count() if place not in taken)
-                within = f"_of_{group}" if step.kind is StepKind.ALL_GATHER and group else ""
-                name = f"exchange_{algorithm}_{columns}{within}_{places[step.id]}"
+                within = f"_of_{plan.group}" if plan.kind != TWO_LEVEL and plan.group else ""
+                name = f"exchange_{plan.kind}_{plan.columns}{within}_{places[step.id]}"
                 safe_because = SAFE_ALTERNATING
-            chosen[step.id] = Collective(algorithm=algorithm, exchange=name, meets=meets)
-            plans[name] = ExchangePlan(
-                name=name,
-                kind=algorithm,
-                rows=rows,
-                columns=columns,
-                safe_because=safe_because,
-                group=group,
-                rounds=algorithm == TWO_LEVEL and rows > 1 and rounds_to_bf16(step),
-            )
+            chosen[step.id] = Collective(algorithm=plan.kind, exchange=name, meets=meets)
+            plans[name] = replace(plan, name=name, safe_because=safe_because)
         return Collectives(steps=chosen, exchanges=tuple(plans[name] for name in sorted(plans)))
+
+    def _plan_of(
+        self,
+        graph: StepGraph,
+        step: Step,
+        repeats: bool,
+        padded_rows: int,
+        target: Target,
+        log: DecisionLog,
+    ) -> ExchangePlan:
+        """What a sum or a gather exchanges; `repeats` when the next exchange is this one again."""
+        if step.kind is StepKind.ALL_REDUCE:
+            plans = self._plans(graph, step, padded_rows, self._group(graph, target))
+            algorithm = self._algorithm(graph, step, plans, repeats, target, log)
+            found = plans[algorithm]
+            assert isinstance(found, ExchangePlan)
+            return found
+        (node,) = step.nodes
+        one_row = graph.sharded.graph.rows == 1  # a single row travels as f32 only
+        exact = one_row or any(one.type.dtype is DType.F32 for one in node.results)
+        columns = sum(graph.resolve(name).width for name in node.operands)
+        plan = _plan(GATHER_F32 if exact else GATHER, 1 if one_row else padded_rows, columns)
+        return replace(plan, group=_gathering(graph, step))
 
     def _group(self, graph: StepGraph, target: Target) -> int:
         """Ranks of the inner level; 0 when there is one level."""
@@ -219,14 +191,13 @@ class ChooseCollectives:
         self,
         graph: StepGraph,
         step: Step,
+        plans: _Plans,
         repeats: bool,
-        padded_rows: int,
         target: Target,
         log: DecisionLog,
     ) -> str:
         """The cheapest algorithm; `repeats` when the next exchange is this one again."""
         ranks = graph.sharded.ranks
-        plans = self._plans(graph, step, padded_rows, self._group(graph, target))
         costs = {
             name: exchange_us(plan, ranks, target)
             for name, plan in plans.items()
@@ -262,11 +233,66 @@ type _Plans = dict[str, ExchangePlan | str]
 
 
 def _plan(kind: str, rows: int, columns: int) -> ExchangePlan:
-    return ExchangePlan(name="", kind=kind, rows=rows, columns=columns, safe_because="")
+    """Not yet named; messages are whole registers."""
+    whole = -(-columns // VECTOR_LANES) * VECTOR_LANES
+    return ExchangePlan(name="", kind=kind, rows=rows, columns=whole, safe_because="")
 
 
 def rounds_to_bf16(step: Step) -> bool:
     return step.nodes[0].results[0].type.dtype is DType.BF16
+
+
+def _is_search(step: Step) -> bool:
+    return isinstance(step.nodes[-1].op, DIVIDED)
+
+
+def _choose_searches(
+    graph: StepGraph,
+    padded_rows: int,
+    rounds: int,
+    chosen: dict[str, Collective],
+    plans: dict[str, ExchangePlan],
+) -> None:
+    """Exchanges of the largest elements among the columns of all ranks."""
+    sites = _exchange_sites(graph)
+    samples = samples_of(graph)
+    for step in filter(_is_search, sites):
+        races = samples is not None and step.kind is StepKind.ACCEPT
+        meets = rounds > 1 and len(sites) == 1 and not races
+        kind = TOP_K if step.kind is StepKind.TOP_K else ARGMAX
+        name = f"exchange_{kind}"
+        assert name not in plans, f"{name} is used at two places"
+        race = RACE if races else None
+        chosen[step.id] = Collective(algorithm=kind, exchange=name, meets=meets, race=race)
+        repeated = SAFE_MEETING if meets else SAFE_ALTERNATING
+        plans[name] = ExchangePlan(
+            name=name,
+            kind=kind,
+            rows=(3 if races else 2) * padded_rows,
+            columns=VECTOR_LANES,
+            safe_because=repeated if rounds > 1 else SAFE_ONCE,
+        )
+        if race is not None:
+            rows = 2 * padded_batch(graph.sharded.graph.batch)
+            plans[race] = replace(plans[name], name=race, rows=rows)
+
+
+def _choose_walks(
+    graph: StepGraph, chosen: dict[str, Collective], plans: dict[str, ExchangePlan]
+) -> None:
+    """Exchanges of a walk's choices, whose rows use two sets of buffers in turn."""
+    for step in (one for one in _exchange_sites(graph) if one.kind is StepKind.MARKOV_WALK):
+        assert step.id not in chosen and TURNS[0] not in plans, "two walks share their buffers"
+        turns = TURNS[: graph.sharded.graph.rows_per_sequence - 1]
+        chosen[step.id] = Collective(algorithm=ARGMAX, exchange=TURNS[0], turns=turns)
+        for name in turns:
+            plans[name] = ExchangePlan(
+                name=name,
+                kind=ARGMAX,
+                rows=2 * padded_batch(graph.sharded.graph.batch),
+                columns=VECTOR_LANES,
+                safe_because=SAFE_ALTERNATING,
+            )
 
 
 def _gathering(graph: StepGraph, step: Step) -> int:
