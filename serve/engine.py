@@ -88,6 +88,7 @@ class Engine:
         queue_size: int = 256,
         rounds: int = 1,
         metrics: Metrics | None = None,
+        on_ready: Callable[[ServedModel], None] = lambda model: None,
         on_end: Callable[[State], None] = lambda state: None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
@@ -95,6 +96,7 @@ class Engine:
         Args:
           open_model: given a function that takes the stage it has reached.
           rounds: most rounds of a launch; the next request joins behind it.
+          on_ready: called in the engine's thread whenever it begins to take requests.
           on_end: called in the engine's thread when that ends.
           clock: seconds.
         """
@@ -105,6 +107,7 @@ class Engine:
         self.metrics = metrics or Metrics()
         self._open = open_model
         self._rounds = rounds
+        self._on_ready = on_ready
         self._on_end = on_end
         self._clock = clock
         self._started = clock()
@@ -245,10 +248,12 @@ class Engine:
         generator = Generator(backend, tokenizer=model.tokenizer, prefix_cache=model.prefix_cache)
         self.metrics.serve(model.name, step_floor_us=model.step_floor_us)
         with self._wake:
-            self.model = model
             self._slots = backend.batch
             if self.state is State.LOADING:
                 self.state = State.READY
+            self.model = model  # last: who sees it may ask for something
+        if self.state is State.READY:
+            self._on_ready(model)
         while self._wait():
             self._cancel_and_add(generator)
             if generator.running:

@@ -131,12 +131,12 @@ def run(
     listening = _listen(place)
     url = place.url if place.uds else replace(place, port=listening.getsockname()[1]).url
 
-    def announced(say: Callable[[str], None]) -> ServedModel:
-        model = open_model(say)
+    def announce(model: ServedModel) -> None:
         print(banner(model, url), file=sys.stderr, flush=True)
-        return model
 
-    engine = Engine(announced, queue_size=queue_size, rounds=rounds, metrics=Metrics())
+    engine = Engine(
+        open_model, queue_size=queue_size, rounds=rounds, metrics=Metrics(), on_ready=announce
+    )
     app = make_app(Server(engine=engine, settings=settings))
     config = uvicorn.Config(
         app,

@@ -9,6 +9,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from collections.abc import Sequence
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from mkc.runtime.backends import Launch
 from serve.boot import boot_check
 from serve.boot import warm_up
 from serve.engine import State
+from serve.metrics import Metrics
 from serve.process import CRASHED
 from serve.process import Place
 from serve.process import run
@@ -82,6 +84,24 @@ def test_sigterm_finishes_what_runs_and_refuses_the_rest(checkpoint: Path) -> No
         assert '"finish_reason":"length"' in lines[-2]
         assert lines[-1] == "data: [DONE]"
         assert server.engine.join(SECONDS)
+
+
+def test_requests_are_taken_once_the_banner_is_printed(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late(Metrics):
+        def serve(self, *arguments: Any, **options: Any) -> None:
+            time.sleep(0.3)
+            super().serve(*arguments, **options)
+
+    monkeypatch.setattr("serve.process.Metrics", Late)  # between opening and being ready
+    backend, status = Steps(batch=1, context=128), list[int]()
+    with in_thread(checkpoint, backend, Place(port=0), status) as url:
+        assert httpx.post(f"{url}/v1/completions", json=BODY).status_code == 200
+        backend.broken = True
+        for _ in range(2):
+            until(lambda: httpx.get(f"{url}/health").status_code == 200)
+            httpx.post(f"{url}/v1/completions", json=BODY)
 
 
 def test_the_second_crash_ends_the_process(checkpoint: Path) -> None:
