@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from dataclasses import replace
 from typing import Any
 
+from mkc import vmem_trades
 from mkc.advice import advised
 from mkc.codegen_pallas.aot import AotResult
 from mkc.codegen_pallas.aot import compile_ahead
@@ -209,7 +210,7 @@ def lower_graph(
     _check_options(pipeline, defaults, passes, target)
     try:
         _check_hbm(graph, target, *_held_bytes(graph, ranks, target))  # a hopeless size ends here
-        lowered = pipeline.run(graph, target)
+        lowered = vmem_trades.lower(pipeline, pipeline.prepare(graph, target), target)
     except (ShardingError, TileError, VmemError) as error:
         raise advised(
             error, graph, target, pipeline=pipeline, defaults=defaults, retrace=retrace

@@ -19,6 +19,7 @@ from mkc.codegen_pallas.phases_vector import vector_lines
 from mkc.ir.graph import Graph
 from mkc.ir.types import DType
 from mkc.passes.steps import StepGraph
+from mkc.schedule.exchange_plan import exchange_buffers
 from mkc.schedule.expert_phases import ExpertsPhase
 from mkc.schedule.expert_phases import RoutePhase
 from mkc.schedule.mixing_phases import ClearBlocksPhase
@@ -178,9 +179,14 @@ class PhaseWriter:
         return f"{self.slice(view)}{cast}"
 
     def _store_tile(self, phase: MatmulPhase, output: View, value: str, blocks: int) -> list[str]:
-        rounded = f"support.round_bf16({value})" if phase.rounds else value
-        cast = ".astype(jnp.bfloat16)" if self.buffers[output.buffer].dtype is DType.BF16 else ""
         columns = phase.blocks_per_step * TAPE_LANES
+        rounded = value
+        if phase.rounded_columns == phase.columns:
+            rounded = f"support.round_bf16({value})"
+        elif phase.rounded_columns:
+            count = f"{phase.rounded_columns} - step * {columns}"
+            rounded = f"support.round_first_lanes({value}, {count})"
+        cast = ".astype(jnp.bfloat16)" if self.buffers[output.buffer].dtype is DType.BF16 else ""
         width = blocks * TAPE_LANES
         at = f"support.lanes({_sum(output.start, f'step * {columns}')}, {width})"
         return [f"m.{output.buffer}[:, {at}] = {rounded}{cast}"]
@@ -260,12 +266,12 @@ class PhaseWriter:
             ]
             total = "support.round_bf16(total)" if phase.rounds else "total"
             value = f"jnp.broadcast_to({total}, (ROWS, {phase.output.width}))"
-        elif phase.algorithm == "two_level":
-            buffers = ("send", "scattered", "summed", "across", "total", "gathered", "sems")
+        elif phase.algorithm in ("two_level", "two_step"):
+            buffers = [suffix for suffix, *_ in exchange_buffers(plan, self.program.ranks)]
             lines = [
-                "total = support.all_reduce_two_level(",
+                f"total = support.all_reduce_{phase.algorithm}(",
                 f"    m.{phase.partial.buffer}[0:{plan.rows}, {lanes}],",
-                *(f"    {one}=m.{name}_{one}," for one in buffers),
+                *(f"    {one}=m.{name}_{one}," for one in (*buffers, "sems")),
                 "    ranks=RANKS,",
                 f"    group={plan.group},",
                 ")",

@@ -38,9 +38,18 @@ TRAVELS_IN = (DType.BF16, DType.F32)
 
 
 def choose_gathered(
-    graph: Graph, whole: frozenset[str], ranks: int, target: Target, log: DecisionLog
+    graph: Graph,
+    whole: frozenset[str],
+    ranks: int,
+    target: Target,
+    log: DecisionLog,
+    *,
+    every: bool = False,
 ) -> dict[str, int]:
     """Of the parameters `whole` on every rank, those that are cheaper divided and gathered.
+
+    Args:
+      every: all that can be, and only over how many ranks is chosen by cost.
 
     Returns:
       Over how many adjoining ranks each is divided.
@@ -66,7 +75,7 @@ def choose_gathered(
             for size in sizes
         }
         dtypes = {key: readers[key][0].results[0].type.dtype for key in keys}
-        found |= _cheapest(graph, dtypes, possible, target, log)
+        found |= _cheapest(graph, dtypes, possible, target, log, every=every)
     return found
 
 
@@ -87,6 +96,8 @@ def _cheapest(
     possible: Mapping[int, frozenset[str]],
     target: Target,
     log: DecisionLog,
+    *,
+    every: bool,
 ) -> dict[str, int]:
     """Which of some projections of one value are gathered, in one exchange, and by how many ranks.
 
@@ -113,7 +124,10 @@ def _cheapest(
         for count in range(len(keys) + 1)
         for one in combinations(sorted(able), count)
     ]
-    size, best = min(choices, key=lambda choice: cost(*choice))
+    most = max(len(one) for _, one in choices) if every else 0
+    size, best = min(
+        (one for one in choices if len(one[1]) >= most), key=lambda choice: cost(*choice)
+    )
     for key in keys:
         others = tuple(one for one in best if one != key)
         costs = {WHOLE: cost(size, others)}
@@ -124,11 +138,12 @@ def _cheapest(
         }
         chosen = GATHERED.format(size) if key in best else WHOLE
         together = f"; with {', '.join(others)} in one exchange" if others else ""
+        asked = "; it was asked for" if every else ""
         log.choose(
             f"shard.whole.{key}",
             passed=PASS,
             chosen=f"{chosen}, predicted {costs[chosen]:.2f} us",
-            because=f"its result meets a value that every rank has as a whole{together}",
+            because=f"its result meets a value that every rank has as a whole{together}{asked}",
             rejected={
                 other: f"predicted {us:.2f} us" for other, us in costs.items() if other != chosen
             },

@@ -88,10 +88,16 @@ class ShardContext:
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """Divides a graph over `ranks` devices."""
+    """Divides a graph over `ranks` devices.
+
+    Attributes:
+      gather_all: weights whose result every rank needs are divided and gathered wherever that is
+        possible, not only where it is predicted to be faster.
+    """
 
     name: ClassVar[str] = "shard"
     ranks: int
+    gather_all: bool = False
 
     def apply(
         self,
@@ -117,7 +123,9 @@ class Shard:
         if like is not None:
             gathered = {k: v for k, v in like.gathered.items() if k in graph.params}
         elif target is not None:
-            gathered = choose_gathered(graph, walk.whole, self.ranks, target, log)
+            gathered = choose_gathered(
+                graph, walk.whole, self.ranks, target, log, every=self.gather_all
+            )
         if gathered:
             walk, body = _divide_graph(
                 graph, self.ranks, advise=True, groups=groups, gathered=gathered

@@ -24,6 +24,7 @@ from mkc.ir import ops_spec
 from mkc.ir.graph import Block
 from mkc.ir.graph import Node
 from mkc.ir.graph import Repeat
+from mkc.ir.types import DType
 from mkc.passes.carries import separate_carries
 from mkc.passes.packed_queries import pack_queries
 from mkc.passes.rank_ops import AllGather
@@ -195,6 +196,8 @@ class _Cutter:
                 ]
                 if any(not self.is_known(one.operands[0]) for one in second):
                     group, second = [item], []
+                elif second:
+                    group = [one for one in group if one.op == item.op]
                 done.update(id(one) for one in (*group, *second))
                 steps.extend(self.matmuls(group, second))
             else:
@@ -324,11 +327,18 @@ class _Cutter:
         Members whose weights the nodes of `second` read too become a wide matmul of their own.
         """
         twice = {node.operands[1] for node in second}
-        once = [node for node in group if node.operands[1] not in twice]
+        # Results that are not rounded lie behind those that are.
+        once = sorted((one for one in group if one.operands[1] not in twice), key=_is_exact)
         narrow = [node for node in once if self._is_narrow(node, once)]
         wide = [node for node in once if node not in narrow]
+        exact = [node for node in narrow if _is_exact(node)]
+        rounded = [node for node in narrow if node not in exact]
         steps = []
-        for kind, nodes in ((StepKind.MATMUL, wide), (StepKind.NARROW_MATMUL, narrow)):
+        for kind, nodes in (
+            (StepKind.MATMUL, wide),
+            (StepKind.NARROW_MATMUL, rounded),
+            (StepKind.NARROW_MATMUL, exact),
+        ):
             if nodes:
                 steps.append(Step(id="", kind=kind, nodes=tuple(nodes), output=self.product(nodes)))
         if second:
@@ -399,8 +409,13 @@ def loop_name(name: str) -> str:
 
 
 def _same_input(one: Node, other: Node) -> bool:
-    """True for projections of one value to results of one dtype."""
-    return one.op == other.op and one.operands[0] == other.operands[0]
+    """True for projections of one value."""
+    return isinstance(one.op, ops.Linear) and one.operands[0] == other.operands[0]
+
+
+def _is_exact(node: Node) -> bool:
+    """The result keeps its f32 sums."""
+    return node.results[0].type.dtype is DType.F32
 
 
 def _second_of(one: Node, group: list[Node], shared: frozenset[str]) -> bool:

@@ -7,6 +7,7 @@ that all loads are near the size at which the memory system is fully used.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 from math import isqrt
@@ -72,7 +73,7 @@ class Tile:
     """Chooses loads and the ring.
 
     Attributes:
-      load_bytes: wanted bytes per load; 0 takes the target's, more for rounds.
+      load_bytes: wanted bytes per load; 0 takes the target's, more where the core is the bound.
       ring_bytes: wanted bytes of the ring; 0 takes the target's.
       step: id of a matmul whose loads have a size of their own; empty for none.
       step_load_bytes: wanted bytes of its loads.
@@ -99,7 +100,7 @@ class Tile:
         }
         slot_rows = max(max(tiling.loads()) for tiling in tilings.values())
         slots = self._slots(segments, tilings, slot_rows, target)
-        rows = _rows(graph.body, tilings)
+        rows = _total(graph.body, MATMULS, lambda step: sum(tilings[step.id].loads()))
         because = self._why_loads(limited, wanted, target)
         log.choose("tile.load_bytes", passed=self.name, chosen=limited, because=because)
         self._record_ring(log, slots, slot_rows, target)
@@ -136,9 +137,7 @@ class Tile:
         if self.load_bytes:
             return "asked for"
         if wanted > target.dma.load_target_bytes:
-            return (
-                "larger than the target's load size: a round is bound by the core, not the memory"
-            )
+            return "larger than the target's load size: bound by the core, not by the memory"
         return "the target's load size"
 
     def _record_ring(self, log: DecisionLog, slots: int, slot_rows: int, target: Target) -> None:
@@ -166,19 +165,39 @@ class Tile:
 
 MIN_LOADS_PER_SEGMENT = 4
 IDLE_SLOTS = 2  # one is being consumed and one has landed: neither is in flight
-ROUND_FACTOR = 2  # loads of a round are larger by this
-MOST_ROWS = 32  # of a round, above which its activations leave no room for larger loads
+LARGER_FACTOR = 2  # loads are larger by this where the core is the bound
+MOST_ROWS = 32  # of a step, above which its activations leave no room for larger loads
+MATMULS = (StepKind.MATMUL,)
+EXCHANGES = (StepKind.ALL_REDUCE, StepKind.ALL_GATHER)
 
 
 def _wanted_load_bytes(graph: StepGraph, target: Target) -> int:
     """The target's load size, and larger loads where the core is the bound.
 
-    With several rows per sequence every exchange takes longer, and the core does not keep up with
-    the memory. It starts and awaits every load, so fewer loads save its time.
+    It starts and awaits every load, so fewer loads save its time. With several rows per sequence
+    every exchange takes longer, and the core does not keep up with the memory; nor does it where
+    multiplying and waiting for exchanges takes longer than the tape.
     """
     local = graph.sharded.graph
-    larger = local.rows_per_sequence > 1 and local.rows <= MOST_ROWS
-    return target.dma.load_target_bytes * (ROUND_FACTOR if larger else 1)
+    bound = local.rows_per_sequence > 1 or _core_us(graph, target) > _tape_us(graph, target)
+    larger = bound and local.rows <= MOST_ROWS
+    return target.dma.load_target_bytes * (LARGER_FACTOR if larger else 1)
+
+
+def _tape_us(graph: StepGraph, target: Target) -> float:
+    """The time that the memory needs for the tape."""
+    size = _total(graph.body, MATMULS, lambda step: _bytes(graph, step))
+    return size / target.hbm.sustained_bytes_per_us
+
+
+def _core_us(graph: StepGraph, target: Target) -> float:
+    """The least time that the core needs: the weights' pushes, and a wait for every exchange."""
+    block = target.mxu.width * ROW_BYTES
+    pushes = _total(graph.body, MATMULS, lambda step: _bytes(graph, step) // block)
+    exchanges = 0
+    if graph.sharded.ranks > 1:
+        exchanges = _total(graph.body, EXCHANGES, lambda step: 1)
+    return pushes * target.mxu.push_us + exchanges * target.exchange.latency_us
 
 
 def wanted_ring_bytes(target: Target) -> int:
@@ -250,14 +269,16 @@ def _bytes(graph: StepGraph, step: Step) -> int:
     return K * -(-columns // TAPE_LANES) * ROW_BYTES
 
 
-def _rows(body: tuple[Step | StepLoop, ...], tilings: dict[str, Tiling]) -> int:
-    """Tape rows of a body, loops counted."""
+def _total(
+    body: tuple[Step | StepLoop, ...], kinds: tuple[StepKind, ...], amount: Callable[[Step], int]
+) -> int:
+    """The sum over the steps of some kinds, loops counted."""
     total = 0
     for item in body:
         if isinstance(item, StepLoop):
-            total += item.count * _rows(item.body, tilings)
-        elif item.kind is StepKind.MATMUL:
-            total += sum(tilings[item.id].loads())
+            total += item.count * _total(item.body, kinds, amount)
+        elif item.kind in kinds:
+            total += amount(item)
     return total
 
 

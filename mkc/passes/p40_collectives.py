@@ -3,7 +3,11 @@
 All algorithms sum in the order of ranks, so that all ranks hold the same bits. One shot: every rank
 sends its f32 partial to all peers. Two phases: every rank sends each peer its share of the columns,
 sums its own share, and sends the rounded result to all peers. Two levels: the same among the
-devices of a host, with a sum over the hosts in between.
+devices of a host, with a sum over the hosts in between. Two steps: one shot among the devices of a
+host, then between hosts.
+
+Partial sums travel in f32, which is what the graph says: a sum is rounded once. Messages of bf16
+are shorter, and round every partial sum; they have to be asked for.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ from mkc.targets import Target
 ONE_SHOT = "one_shot"
 TWO_PHASE = "two_phase"
 TWO_LEVEL = "two_level"
+TWO_STEP = "two_step"
 ARGMAX = "argmax"
 TOP_K = "top_k"
 GATHER = "gather"
@@ -91,13 +96,16 @@ class ChooseCollectives:
     """Chooses the algorithm of every exchange.
 
     Attributes:
-      algorithm: `auto`, `one_shot`, `two_phase` or `two_level`.
+      algorithm: `auto`, `one_shot`, `two_phase`, `two_level` or `two_step`.
       group: ranks of the inner level, 0 for those of a host.
+      wire: what partial sums travel as, `f32` or `bf16`, where messages of bf16 are possible: with
+        two levels of several rows, and with two steps.
     """
 
     name: ClassVar[str] = "collectives"
     algorithm: str = "auto"
     group: int = 0
+    wire: str = "f32"
 
     def apply(
         self, graph: StepGraph, padded_rows: int, rounds: int, target: Target, log: DecisionLog
@@ -132,7 +140,8 @@ class ChooseCollectives:
             else:
                 taken = {places[one] for one in near if one in places}
                 places[step.id] = next(place for place in count() if place not in taken)
-                within = f"_of_{plan.group}" if plan.kind != TWO_LEVEL and plan.group else ""
+                sums = plan.kind in (TWO_LEVEL, TWO_STEP)
+                within = f"_of_{plan.group}" if plan.group and not sums else ""
                 name = f"exchange_{plan.kind}_{plan.columns}{within}_{places[step.id]}"
                 safe_because = SAFE_ALTERNATING
             chosen[step.id] = Collective(algorithm=plan.kind, exchange=name, meets=meets)
@@ -182,9 +191,14 @@ class ChooseCollectives:
         else:
             found[TWO_PHASE] = _plan(TWO_PHASE, padded_rows, whole)
         if group:
-            shared = scattered_columns(columns, group)
-            plan = _plan(TWO_LEVEL, rows, shared)
-            found[TWO_LEVEL] = replace(plan, group=group, rounds=rounds and rows > 1)
+            wire = DType(self.wire)
+            level = _plan(TWO_LEVEL, rows, scattered_columns(columns, group))
+            level = replace(level, group=group, rounds=rounds and rows > 1)
+            found[TWO_LEVEL] = replace(level, wire=wire) if rows > 1 else level
+            if rows == 1:
+                found[TWO_STEP] = replace(_plan(TWO_STEP, rows, columns), group=group, wire=wire)
+            else:
+                found[TWO_STEP] = "several rows are too long to travel whole"
         return found
 
     def _algorithm(

@@ -97,6 +97,7 @@ class Place:
     Attributes:
       reserve_bytes: VMEM left to the compiler; 0 takes the target's figure.
       cache_tile: positions per key/value tile; 0 chooses.
+      largest_tile: most positions per tile that is chosen; 0 for the usual.
       fewest_slots: the tape's ring is not made shorter than this.
       state_slots: slots of every state that streams from HBM and back; 0 chooses.
     """
@@ -104,6 +105,7 @@ class Place:
     name: ClassVar[str] = "residency"
     reserve_bytes: int = 0
     cache_tile: int = 0
+    largest_tile: int = 0
     fewest_slots: int = 3
     state_slots: int = 0
 
@@ -117,7 +119,13 @@ class Place:
         log: DecisionLog,
     ) -> Residency:
         """Returns the places. Raises `VmemError` when they exceed the target's VMEM."""
-        streams = place_streams(graph, padded_rows, self.cache_tile, self.state_slots)
+        streams = place_streams(
+            graph,
+            padded_rows,
+            cache_tile=self.cache_tile,
+            largest_tile=self.largest_tile,
+            state_slots=self.state_slots,
+        )
         experts, expert_rings = place_experts(graph, padded_rows, target)
         buffers, views = _buffers(graph, tiles, collectives, padded_rows)
         activations = [
@@ -282,7 +290,8 @@ def _dtypes(graph: StepGraph) -> dict[str, DType]:
                 dtypes[item.output] = DType.BF16
             elif item.output:
                 for nodes, output in item.products:
-                    dtypes[output] = nodes[0].results[0].type.dtype
+                    kinds = {node.results[0].type.dtype for node in nodes}
+                    dtypes[output] = DType.F32 if DType.F32 in kinds else kinds.pop()
 
     visit(graph.body)
     return dtypes

@@ -219,11 +219,16 @@ class _Lowering:
             blocks=tiling.blocks,
             blocks_per_step=tiling.blocks_per_step,
             loads_per_step=tiling.loads_per_step,
-            rounds=_rounds(node),
+            rounded_columns=self.rounded_columns(step),
             pieces=self.pieces(step),
             runs=self.prefetched.runs[step.id],
             also=tuple(also),
         )
+
+    def rounded_columns(self, step: Step) -> int:
+        """Columns whose results are bf16; they lie in front of the others."""
+        widths = (self.view(node.results[0].name).width for node in step.nodes if _rounds(node))
+        return sum(widths)
 
     def narrow(self, step: Step) -> Phase:
         node = step.nodes[0]

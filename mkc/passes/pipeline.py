@@ -28,6 +28,7 @@ from mkc.passes.p30_tile import Tiles
 from mkc.passes.p40_collectives import ONE_SHOT
 from mkc.passes.p40_collectives import TWO_LEVEL
 from mkc.passes.p40_collectives import TWO_PHASE
+from mkc.passes.p40_collectives import TWO_STEP
 from mkc.passes.p40_collectives import ChooseCollectives
 from mkc.passes.p40_collectives import Collectives
 from mkc.passes.p50_residency import Place
@@ -42,7 +43,8 @@ from mkc.schedule.program import Program
 from mkc.targets import Target
 
 ROW_TILE = 8  # f32 rows of a memory tile: activation buffers have a multiple of it
-ALGORITHMS = ("auto", ONE_SHOT, TWO_PHASE, TWO_LEVEL)  # of exchanges
+ALGORITHMS = ("auto", ONE_SHOT, TWO_PHASE, TWO_LEVEL, TWO_STEP)  # of exchanges
+WIRES = ("f32", "bf16")  # of partial sums
 UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20}
 PASS = re.compile(r"\s*([a-z]+)(?:\{([^{}]*)\})?\s*(?:,|$)")
 
@@ -62,6 +64,20 @@ class Lowered:
     residency: Residency
     log: DecisionLog
 
+    @property
+    def is_short(self) -> bool:
+        """The ring has fewer slots than were wanted: other arrays take the VMEM."""
+        return self.residency.slots < self.tiles.slots
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A graph that is divided over ranks and cut into steps, and the decisions so far."""
+
+    steps: StepGraph
+    padded_rows: int
+    log: DecisionLog
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
@@ -77,6 +93,10 @@ class Pipeline:
 
     def run(self, graph: Graph, target: Target) -> Lowered:
         """Runs all passes for one target."""
+        return self.finish(self.prepare(graph, target), target)
+
+    def prepare(self, graph: Graph, target: Target) -> Prepared:
+        """The passes that do not depend on what fits into VMEM."""
         log = DecisionLog()
         check_dtypes(graph)
         padded_rows = -(-graph.rows // ROW_TILE) * ROW_TILE
@@ -85,6 +105,11 @@ class Pipeline:
         _assert_valid(sharded.graph)
         record_cache_form(sharded.graph, target, log)
         steps = self.fuse.apply(sharded, log)
+        return Prepared(steps=steps, padded_rows=padded_rows, log=log)
+
+    def finish(self, prepared: Prepared, target: Target) -> Lowered:
+        """The other passes. Raises `VmemError` when not everything fits."""
+        steps, padded_rows, log = prepared.steps, prepared.padded_rows, prepared.log
         tiles, collectives, residency, log = self._placed(steps, padded_rows, target, log)
         prefetched = self.prefetch.apply(steps, tiles, residency.slots, self.lower.rounds, log)
         program = self.lower.apply(
@@ -170,6 +195,10 @@ def _nonsense(pipeline: Pipeline) -> Iterator[str]:
     algorithm, tile = pipeline.collectives.algorithm, pipeline.residency.cache_tile
     if algorithm not in ALGORITHMS:
         yield f"algorithm '{algorithm}' is none of {', '.join(ALGORITHMS)}"
+    if pipeline.collectives.wire not in WIRES:
+        yield f"wire '{pipeline.collectives.wire}' is none of {', '.join(WIRES)}"
+    if 0 < pipeline.residency.largest_tile < CACHE_ROW_TILE:
+        yield f"largest_tile is below {CACHE_ROW_TILE}, the rows of a memory tile"
     if tile % CACHE_ROW_TILE:
         yield f"cache_tile {tile} is no multiple of {CACHE_ROW_TILE}, the rows of a memory tile"
     if bool(pipeline.tile.step) != bool(pipeline.tile.step_load_bytes):

@@ -34,7 +34,7 @@ from mkc.schedule.program import StreamPlan
 
 ROW_TILE = 8  # f32 rows of a memory tile
 CACHE_ROW_TILE = 16  # bf16 rows: a cache row is written with its aligned block
-LARGEST_TILE = 256  # positions per tile: one push of the matrix unit, 128 KiB at 256 lanes
+LARGEST_TILE = 512  # positions per tile: each costs a chain of reductions, however long it is
 # Operand that is multiplied as the checkpoint has it: what latents are projected with; what a walk
 # corrects logits with.
 MATRICES = {StepKind.LATENT_ATTENTION: 3, StepKind.MARKOV_WALK: 2}
@@ -78,10 +78,21 @@ def rotary_frequencies(op: ops.RotaryTable) -> tuple[float, ...]:
     return tuple(float(value) for value in values.astype(np.float32))
 
 
-def place_streams(graph: StepGraph, padded_rows: int, cache_tile: int, state_slots: int) -> Streams:
+def place_streams(
+    graph: StepGraph,
+    padded_rows: int,
+    *,
+    cache_tile: int,
+    largest_tile: int,
+    state_slots: int,
+) -> Streams:
     """Builds every stream. Raises `ContextError` when the caches cannot hold the context."""
     placer = _Placer(
-        graph=graph, padded_rows=padded_rows, cache_tile=cache_tile, state_slots=state_slots
+        graph=graph,
+        padded_rows=padded_rows,
+        cache_tile=cache_tile,
+        largest_tile=largest_tile,
+        state_slots=state_slots,
     )
     placer.body(graph.body, "top", executions=1)
     return Streams(
@@ -120,6 +131,7 @@ class _Placer:
     graph: StepGraph
     padded_rows: int
     cache_tile: int
+    largest_tile: int
     state_slots: int
     streams: list[StreamPlan] = field(default_factory=list)
     caches: list[CacheStream] = field(default_factory=list)
@@ -332,7 +344,7 @@ class _Placer:
         if isinstance(node.op, LatentAttention):
             own = lanes(graph.states[node.states[1]].type.shape)
             value_width = -(-own // VECTOR_LANES) * VECTOR_LANES
-        tile = self.cache_tile or _largest_tile(context)
+        tile = self.cache_tile or _largest_tile(context, self.largest_tile)
         if context < CACHE_ROW_TILE or context % CACHE_ROW_TILE or context % tile:
             raise ContextError(
                 context=context,
@@ -360,9 +372,9 @@ class _Placer:
         )
 
 
-def _largest_tile(context: int) -> int:
-    """Largest multiple of the row tile that divides the context, up to `LARGEST_TILE`."""
-    sizes = range(CACHE_ROW_TILE, LARGEST_TILE + 1, CACHE_ROW_TILE)
+def _largest_tile(context: int, most: int) -> int:
+    """Largest multiple of the row tile that divides the context, up to `most` or the usual."""
+    sizes = range(CACHE_ROW_TILE, (most or LARGEST_TILE) + 1, CACHE_ROW_TILE)
     return max((size for size in sizes if context % size == 0), default=CACHE_ROW_TILE)
 
 

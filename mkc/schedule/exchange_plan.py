@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from mkc.ir.types import DType
 from mkc.schedule.units import VECTOR_LANES
 
+SUBLANES = 8  # rows of a memory tile of 4-byte elements
+
 
 def scattered_columns(columns: int, ranks: int) -> int:
     """Columns that every rank has an equal share of, in whole registers: at least so many."""
@@ -18,11 +20,12 @@ class ExchangePlan:
     """Buffers and semaphores of one exchange site group.
 
     Attributes:
-      kind: `one_shot`, `two_phase`, `two_level`, `argmax`, `top_k`, `gather` of bf16 or
-        `gather_f32`.
+      kind: `one_shot`, `two_phase`, `two_level`, `two_step`, `argmax`, `top_k`, `gather` of bf16
+        or `gather_f32`.
       rows, columns: shape of the exchanged array.
       group: how many adjoining ranks exchange among themselves: of two levels the inner one; 0
         for all.
+      wire: what partial sums of two levels or two steps travel as.
       rounds: of two levels, results travel as bf16.
       safe_because: why a receive buffer is free when the next message arrives.
     """
@@ -33,12 +36,19 @@ class ExchangePlan:
     columns: int
     safe_because: str
     group: int = 0
+    wire: DType = DType.F32
     rounds: bool = False
 
     @property
     def semaphores(self) -> int:
         """Two for each phase: what was sent, what has arrived."""
         return 6 if self.kind == "two_level" else 4
+
+    @property
+    def dense(self) -> tuple[int, int]:
+        """Rows and lanes of whole memory tiles that one row of all columns fills."""
+        rows = 4 * SUBLANES // self.wire.bytes
+        return rows, -(-self.columns // (rows * VECTOR_LANES)) * VECTOR_LANES
 
 
 def exchange_buffers(plan: ExchangePlan, ranks: int) -> list[tuple[str, tuple[int, ...], DType]]:
@@ -56,12 +66,20 @@ def exchange_buffers(plan: ExchangePlan, ranks: int) -> list[tuple[str, tuple[in
         case "two_level":
             result = DType.BF16 if plan.rounds else DType.F32
             return [
-                ("send", whole, DType.F32),
-                ("scattered", (members, *part), DType.F32),
-                ("summed", part, DType.F32),
-                ("across", (ranks // members, *part), DType.F32),
+                ("send", whole, plan.wire),
+                ("scattered", (members, *part), plan.wire),
+                ("summed", part, plan.wire),
+                ("across", (ranks // members, *part), plan.wire),
                 ("total", part, result),
                 ("gathered", (members, *part), result),
+            ]
+        case "two_step":
+            return [
+                ("staged", plan.dense, DType.F32),
+                ("send", plan.dense, plan.wire),
+                ("receive", (members, *plan.dense), plan.wire),
+                ("summed", plan.dense, plan.wire),
+                ("across", (ranks // members, *plan.dense), plan.wire),
             ]
         case "one_shot" | "gather_f32":
             dtype = DType.F32

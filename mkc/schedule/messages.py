@@ -55,11 +55,18 @@ def messages(plan: ExchangePlan, ranks: int) -> tuple[Messages, ...]:
                 Messages(members=ranks, stride=1, bytes=share * 2),
             )
         case "two_level":
-            group, result = plan.group, 2 if plan.rounds else 4
+            group, wire, result = plan.group, plan.wire.bytes, 2 if plan.rounds else 4
             return (
-                Messages(members=group, stride=1, bytes=share * 4),
-                Messages(members=ranks // group, stride=group, bytes=share * 4),
+                Messages(members=group, stride=1, bytes=share * wire),
+                Messages(members=ranks // group, stride=group, bytes=share * wire),
                 Messages(members=group, stride=1, bytes=share * result),
+            )
+        case "two_step":
+            rows, lanes = plan.dense
+            size = rows * lanes * plan.wire.bytes
+            return (
+                Messages(members=plan.group, stride=1, bytes=size),
+                Messages(members=ranks // plan.group, stride=plan.group, bytes=size),
             )
         case "gather":
             return (replace(everybody, bytes=everybody.bytes // 2),)
@@ -74,6 +81,9 @@ def exchange_us(plan: ExchangePlan, ranks: int, target: Target) -> float:
 
 def summed_elements(plan: ExchangePlan, ranks: int) -> int:
     """What a rank reads of its receive buffers."""
+    if plan.kind == "two_step":
+        rows, lanes = plan.dense
+        return sum(one.members * rows * lanes for one in messages(plan, ranks))
     return sum(one.members * plan.rows * _columns(plan, ranks) for one in messages(plan, ranks))
 
 

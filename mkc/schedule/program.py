@@ -232,7 +232,7 @@ class MatmulPhase(Phase):
       loads_per_step: loads one column block takes (1 when a load brings whole blocks).
       rows: tape rows per load.
       steps: output steps; the last may be shorter (`last_blocks`, 0 when not).
-      rounds: the output is rounded to bf16.
+      rounded_columns: so many from the left are rounded to bf16, the others keep their f32 sums.
       pieces: the parameters, left to right.
       also: other left operands of the same weights, and where their products go.
     """
@@ -244,7 +244,7 @@ class MatmulPhase(Phase):
     blocks: int
     blocks_per_step: int
     loads_per_step: int
-    rounds: bool
+    rounded_columns: int
     pieces: tuple[Piece, ...]
     runs: tuple[TileRun, ...] = ()
     also: tuple[Product, ...] = ()
@@ -364,7 +364,7 @@ class AllReducePhase(Phase):
     """Sums partial results over the ranks in rank order; every rank gets the same bits.
 
     Attributes:
-      algorithm: `one_shot`, `two_phase` or `two_level`.
+      algorithm: `one_shot`, `two_phase`, `two_level` or `two_step`.
       exchange: name of the receive buffers (see `ExchangePlan`).
       meets: all ranks wait for each other afterwards: the next exchange uses the same buffers.
       rounds: the sum is rounded to bf16.

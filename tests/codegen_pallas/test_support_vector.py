@@ -54,6 +54,15 @@ def test_round_bf16_rounds_to_nearest_even(mode: Mode) -> None:
     assert out[0, 0] == 1.0 and out[0, 1] == 1 + 2**-6
 
 
+@pytest.mark.parametrize("count", [-5, 0, 100, 200, 256])
+def test_the_first_lanes_are_rounded(count: int) -> None:
+    x = normal(8, 256)
+    out = apply(lambda x: s.round_first_lanes(x, count), x, width=256)
+    first = max(count, 0)
+    np.testing.assert_array_equal(out[:, :first], bf16(x[:, :first]))
+    np.testing.assert_array_equal(out[:, first:], x[:, first:])
+
+
 @MODES
 @pytest.mark.parametrize(("length", "row"), [(128, 0), (300, 1), (6, 3), (640, 2)])
 def test_vector_reads_rows_of_a_page(length: int, row: int, mode: Mode) -> None:

@@ -1,4 +1,4 @@
-"""The all-reduce of two levels: within groups of ranks, then between them."""
+"""All-reduces within groups of ranks, then between them: of two levels, and in two steps."""
 
 from __future__ import annotations
 
@@ -64,4 +64,35 @@ def test_shares_that_end_behind_the_last_column() -> None:
     session = session_of(subject, ranks=4, batch=3, mode=Mode.LATE, passes=passes)
     columns = {one.columns for one in session.lowered.program.exchanges if one.group}
     assert columns == {512}
+    check(run_kernel(session, reference_of(subject), [0] * 3, 2), reference_of(subject))
+
+
+@pytest.mark.parametrize(
+    ("hidden", "wire", "ranks", "group"),
+    [
+        (512, "f32", 4, 2),
+        (640, "bf16", 4, 2),
+        pytest.param(640, "f32", 8, 4, marks=pytest.mark.long),
+        pytest.param(512, "bf16", 8, 2, marks=pytest.mark.long),
+    ],
+)
+def test_one_row_travels_whole(hidden: int, wire: str, ranks: int, group: int) -> None:
+    """In tiles of 8 rows of f32 or 16 of bf16, which 640 columns do not fill."""
+    subject = subject_of(decoder(hidden), f"two_step_{hidden}", VOCAB)
+    passes = f"collectives{{algorithm=two_step,group={group},wire={wire}}}"
+    session = session_of(subject, ranks=ranks, batch=1, mode=Mode.LATE, passes=passes)
+    program = session.lowered.program
+    sums = [one for one in program.phases() if isinstance(one, AllReducePhase)]
+    assert {one.algorithm for one in sums} == {"two_step"}
+    assert {str(one.wire) for one in program.exchanges if one.kind == "two_step"} == {wire}
+    check(run_kernel(session, reference_of(subject), [0], 2), reference_of(subject))
+
+
+def test_partial_sums_of_bf16() -> None:
+    """Of several rows they travel within two levels; a group's sum is rounded once more."""
+    subject = subject_of(decoder(512), "two_level_bf16", VOCAB)
+    passes = "collectives{algorithm=two_level,group=2,wire=bf16}"
+    session = session_of(subject, ranks=4, batch=3, mode=Mode.LATE, passes=passes)
+    plans = [one for one in session.lowered.program.exchanges if one.kind == "two_level"]
+    assert {str(one.wire) for one in plans} == {"bf16"}
     check(run_kernel(session, reference_of(subject), [0] * 3, 2), reference_of(subject))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 import mkc
+from mkc.ir.types import DType
 from mkc.passes.p10_shard import Shard
 from mkc.passes.p20_fuse import Fuse
 from mkc.passes.p20_fuse import loop_name
@@ -16,6 +17,7 @@ from mkc.passes.steps import Step
 from mkc.passes.steps import StepGraph
 from mkc.passes.steps import StepLoop
 from mkc.schedule.decisions import DecisionLog
+from mkc.schedule.program import MatmulPhase
 from mkc.targets import load_target
 from tests.passes.lowering import dense_graph
 from tests.passes.lowering import full_size
@@ -115,19 +117,24 @@ def test_projections_of_one_value_become_one_matmul() -> None:
 def two_dtypes(step: mkc.Step) -> mkc.Outputs:
     """One projection is rounded, the other one keeps its f32 sums."""
     h = mkc.embed(step.tokens, mkc.param("embed.weight", [1024, HIDDEN]))
-    a = mkc.linear(h, mkc.param("a.weight", [HIDDEN, HIDDEN]))
     b = mkc.linear(h, mkc.param("b.weight", [HIDDEN, HIDDEN]), dtype="f32")
+    a = mkc.linear(h, mkc.param("a.weight", [HIDDEN, HIDDEN]))
     h = mkc.add(a, b, dtype="bf16")
     return mkc.next_token(h, mkc.param("head.weight", [1024, HIDDEN]))
 
 
-def test_projections_that_round_differently_stay_apart() -> None:
+def test_projections_that_round_differently_are_one_matmul() -> None:
+    """Rounded columns come first, whatever their order in the graph."""
     steps = fuse(two_dtypes)
-    assert outline(steps.body)[1:3] == ["matmul a", "matmul b"]
+    assert outline(steps.body)[1:3] == ["matmul a b", "vector binary"]
     graph = mkc.trace(two_dtypes, name="dtypes", batch=1, context=64)
-    phases = {one.title: one for one in lower(graph, 1).program.phases()}
-    assert phases["linear a.weight"].rounds  # type: ignore[attr-defined]
-    assert not phases["linear b.weight"].rounds  # type: ignore[attr-defined]
+    program = lower(graph, 1).program
+    phases = {one.title: one for one in program.phases()}
+    both = phases["linear a.weight, b.weight"]
+    assert isinstance(both, MatmulPhase)
+    assert (both.rounded_columns, both.columns) == (HIDDEN, 2 * HIDDEN)
+    (buffer,) = (one for one in program.buffers if one.name == both.output.buffer)
+    assert buffer.dtype is DType.F32
 
 
 def gated(wide: int, *narrow: int) -> Callable[[mkc.Step], mkc.Outputs]:

@@ -50,6 +50,7 @@ from mkc.codegen_pallas.support.launch import abstract_arguments
 from mkc.codegen_pallas.support.launch import build
 from mkc.codegen_pallas.support.launch import operand_format
 from mkc.codegen_pallas.support.levels import all_reduce_two_level
+from mkc.codegen_pallas.support.levels import all_reduce_two_step
 from mkc.codegen_pallas.support.markov import cut_drafts
 from mkc.codegen_pallas.support.markov import markov_walk
 from mkc.codegen_pallas.support.masks import fetch_masks
@@ -102,6 +103,7 @@ from mkc.codegen_pallas.support.vector import rms_norm
 from mkc.codegen_pallas.support.vector import rotary
 from mkc.codegen_pallas.support.vector import rotary_table
 from mkc.codegen_pallas.support.vector import round_bf16
+from mkc.codegen_pallas.support.vector import round_first_lanes
 from mkc.codegen_pallas.support.vector import sigmoid
 from mkc.codegen_pallas.support.vector import silu
 from mkc.codegen_pallas.support.vector import slice_heads
@@ -169,6 +171,7 @@ __all__ = [
     "View",
     "all_reduce_one_shot",
     "all_reduce_two_level",
+    "all_reduce_two_step",
     "all_reduce_two_phase",
     "attention",
     "begin_rounds",
@@ -196,6 +199,7 @@ __all__ = [
     "rotary",
     "rotary_table",
     "round_bf16",
+    "round_first_lanes",
     "selector_walk",
     "sharded_argmax",
     "sigmoid",

@@ -1,7 +1,9 @@
 """Sums over ranks that are grouped, such as the devices of a host: within groups, between them.
 
 Fewer messages than from everybody to everybody, for one more phase: of 32 ranks in groups of 8 a
-rank sends 7, 3 and 7 messages instead of 31 and 31.
+rank sends 7, 3 and 7 messages instead of 31 and 31. A single row may travel whole: 7 and 3.
+
+Partial sums travel in the type of the buffers they are sent from, f32 or bf16.
 """
 
 from __future__ import annotations
@@ -63,10 +65,10 @@ def all_reduce_two_level(
     Consecutive exchanges need different buffers, two sets in turn, as in `all_reduce_one_shot`.
 
     Args:
-      send: `[w, group * S]` f32 in VMEM; S columns are a share, in whole registers.
-      scattered: `[group, w, S]` f32 in VMEM.
-      summed: `[w, S]` f32 in VMEM.
-      across: `[ranks / group, w, S]` f32 in VMEM.
+      send: `[w, group * S]` in VMEM; S columns are a share, in whole registers.
+      scattered: `[group, w, S]` in VMEM, like `send`.
+      summed: `[w, S]` in VMEM, like `send`.
+      across: `[ranks / group, w, S]` in VMEM, like `send`.
       total: `[w, S]` in VMEM, bf16 when w is 8 and the sum is rounded to it, else f32.
       gathered: `[group, w, S]` in VMEM, like `total`.
       sems: DMA semaphores `[6]`.
@@ -75,20 +77,15 @@ def all_reduce_two_level(
     me = lax.axis_index(AXIS)
     place, mine = lax.rem(me, jnp.int32(group)), lax.div(me, jnp.int32(group))
     share = send.shape[1] // group
-    send[:, 0:width] = value
+    send[:, 0:width] = value.astype(send.dtype)
     if send.shape[1] > width:
-        send[:, width:] = jnp.zeros((value.shape[0], send.shape[1] - width), jnp.float32)
+        send[:, width:] = jnp.zeros((value.shape[0], send.shape[1] - width), send.dtype)
 
     def block(of: jax.Array) -> Any:
         return pl.ds(pl.multiple_of(of * share, LANES), share)
 
-    def started(copies: Sequence[Any]) -> Sequence[Any]:
-        for copy in copies:
-            copy.start()
-        return copies
-
     near, far = neighbours(group, 1), neighbours(groups, group)
-    scatter = started(
+    scatter = _started(
         [
             send_to(
                 send.at[:, block(other)],
@@ -103,8 +100,8 @@ def all_reduce_two_level(
     scattered[place] = send[:, block(place)]
     for copy in scatter:
         copy.wait_recv()
-    summed[...] = _sum(scattered, group)
-    crossing = started(
+    summed[...] = _sum(scattered, group).astype(summed.dtype)
+    crossing = _started(
         [
             send_to(summed, across.at[mine], sems.at[ACROSS], sems.at[ACROSS + 1], peer)
             for _, peer in far
@@ -114,7 +111,7 @@ def all_reduce_two_level(
     for copy in crossing:
         copy.wait_recv()
     total[...] = _sum(across, groups).astype(total.dtype)
-    gather = started(
+    gather = _started(
         [
             send_to(total, gathered.at[place], sems.at[GATHER], sems.at[GATHER + 1], peer)
             for _, peer in near
@@ -129,9 +126,85 @@ def all_reduce_two_level(
     return result[:, 0:width]
 
 
+def all_reduce_two_step(
+    value: jax.Array,
+    *,
+    staged: Ref,
+    send: Ref,
+    receive: Ref,
+    summed: Ref,
+    across: Ref,
+    sems: Ref,
+    ranks: int,
+    group: int,
+) -> jax.Array:
+    """The sum of every rank's `value`, `[1, N]` f32.
+
+    Everyone sends its row to its group, and the sum of the group to those of the other groups that
+    have the same place there. Sums run in the order of ranks, then of groups, so that all ranks
+    hold the same bits. The row travels as R rows of S lanes, which fill whole tiles.
+
+    Consecutive exchanges need different buffers, two sets in turn, as in `all_reduce_one_shot`.
+
+    Args:
+      staged: `[R, S]` f32 in VMEM.
+      send: `[R, S]` in VMEM, in which partial sums travel.
+      receive: `[group, R, S]` in VMEM, like `send`.
+      summed: `[R, S]` in VMEM, like `send`.
+      across: `[ranks / group, R, S]` in VMEM, like `send`.
+      sems: DMA semaphores `[4]`.
+    """
+    groups = ranks // group
+    me = lax.axis_index(AXIS)
+    place, mine = lax.rem(me, jnp.int32(group)), lax.div(me, jnp.int32(group))
+    _fold(value, staged)
+    send[...] = staged[...].astype(send.dtype)
+    near = _started(
+        [
+            send_to(send, receive.at[place], sems.at[SCATTER], sems.at[SCATTER + 1], peer)
+            for _, peer in neighbours(group, 1)
+        ]
+    )
+    receive[place] = send[...]
+    for copy in near:
+        copy.wait_recv()
+    summed[...] = _sum(receive, group).astype(summed.dtype)
+    far = _started(
+        [
+            send_to(summed, across.at[mine], sems.at[ACROSS], sems.at[ACROSS + 1], peer)
+            for _, peer in neighbours(groups, group)
+        ]
+    )
+    across[mine] = summed[...]
+    for copy in far:
+        copy.wait_recv()
+    total = _sum(across, groups)
+    for copy in (*near, *far):
+        copy.wait_send()
+    return join([total[row : row + 1] for row in range(total.shape[0])])[:, 0 : value.shape[1]]
+
+
+def _fold(value: jax.Array, staged: Ref) -> None:
+    """One row `[1, N]` into the rows of `staged` one after the other, zeros behind it."""
+    rows, lanes = staged.shape
+    width = value.shape[1]
+    for row in range(rows):
+        end = min(max(width - row * lanes, 0), lanes)
+        if end:
+            staged[row : row + 1, 0:end] = value[:, row * lanes : row * lanes + end]
+        if end < lanes:
+            staged[row : row + 1, end:] = jnp.zeros((1, lanes - end), jnp.float32)
+
+
+def _started(copies: Sequence[Any]) -> Sequence[Any]:
+    for copy in copies:
+        copy.start()
+    return copies
+
+
 def _sum(parts: Ref, count: int) -> jax.Array:
-    """In order."""
-    total: jax.Array = parts[0]
+    """In order, in f32."""
+    total: jax.Array = parts[0].astype(jnp.float32)
     for one in range(1, count):
-        total = total + parts[one]
+        total = total + parts[one].astype(jnp.float32)
     return total

@@ -24,6 +24,12 @@ def round_bf16(x: jax.Array) -> jax.Array:
     return x.astype(jnp.bfloat16).astype(jnp.float32)
 
 
+def round_first_lanes(x: jax.Array, count: Scalar) -> jax.Array:
+    """The nearest bf16 numbers in the first `count` lanes, kept as f32; the others as they are."""
+    lane = lax.broadcasted_iota(jnp.int32, x.shape, 1)
+    return jnp.where(lane < count, round_bf16(x), x)
+
+
 def vector(ring: Ref, slot: Scalar, row: int, length: int) -> jax.Array:
     """The vector that starts at row `row` of page `slot`, as `[1, length]` f32.
 

@@ -120,6 +120,8 @@ class Exchanges:
                 self.one_shot(phase.exchange, "all_reduce_one_shot")
         elif phase.algorithm == "two_level":
             self.two_level(phase)
+        elif phase.algorithm == "two_step":
+            self.two_step(phase)
         else:
             self.two_phase(phase)
         self.kernel.store("all_reduce", phase.output)
@@ -210,6 +212,36 @@ class Exchanges:
         self.wait_received(gather)
         self._read_parts(routine, gathered.array, inner, total)
         self.wait_sent([*scatter, *crossing, *gather])
+
+    def two_step(self, phase: AllReducePhase) -> None:
+        """A row goes to everybody in the group, the sum of the group to its counterparts."""
+        kernel, name, routine = self.kernel, phase.exchange, "all_reduce_two_step"
+        kernel.load(routine, phase.partial)
+        plan = next(one for one in kernel.program.exchanges if one.name == name)
+        group = plan.group
+        inner, outer = messages(plan, kernel.program.ranks)
+        staged, send, summed = (
+            Place(array=f"{name}_{one}") for one in ("staged", "send", "summed")
+        )
+        kernel.write(routine, staged, staged)
+        kernel.read(routine, staged, staged)
+        sent = []
+        for number, (source, array, level, mine) in enumerate(
+            (
+                (send, f"{name}_receive", inner, kernel.rank % group),
+                (summed, f"{name}_across", outer, kernel.rank // group),
+            )
+        ):
+            kernel.write(routine, source, source)
+            target = Place(array=array, index=(mine,))
+            pair = self._pair(name, 2 * number)
+            copies = [self.send(source, target, pair, peer) for peer in level.others(kernel.rank)]
+            kernel.read(routine, source, source)
+            kernel.write(routine, target, source)
+            self.wait_received(copies)
+            self._read_parts(routine, array, level, source)
+            sent += copies
+        self.wait_sent(sent)
 
     def _pair(self, name: str, first: int) -> tuple[Semaphore, Semaphore]:
         """What the sender counts, what the receiver counts."""

@@ -209,7 +209,7 @@ def _check_exchange(program: Program, phase: Phase, report: Report) -> bool:
     if plan.kind != kind:
         report("V805", phase.id, f"{name} is made for {plan.kind}, the phase does {kind}")
         return False
-    one_row = program.rows == 1 and kind in ("one_shot", "two_level", "gather_f32")
+    one_row = program.rows == 1 and kind in ("one_shot", "two_level", "two_step", "gather_f32")
     least = 1 if one_row else program.padded_rows
     lanes = -(-lanes // VECTOR_LANES) * VECTOR_LANES
     if kind == "two_phase":
