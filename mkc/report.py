@@ -35,6 +35,13 @@ from mkc.targets import Target
 
 WEIGHT_ROLES = ("tape", "page", "narrow", "matrix")
 LARGEST_LISTED = 8
+PARTIAL_SUMS = "partial sums travel between ranks as bf16"
+
+
+def rounding(program: Program) -> list[str]:
+    """What the kernel rounds that the graph does not; nothing unless it was asked for."""
+    wires = {one.wire for one in program.exchanges}
+    return [PARTIAL_SUMS] if DType.BF16 in wires else []
 
 
 def operand_bytes(operand: Operand) -> int:
@@ -155,6 +162,7 @@ def report_document(
         "context": program.context,
         "launches": 1,
         "rounds_per_launch": program.rounds_per_launch,
+        "rounding": rounding(program),
         "bytes": stream_bytes(lowered),
         "floor_us": floor_us(lowered, target),
         "vmem": {

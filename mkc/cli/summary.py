@@ -60,6 +60,8 @@ def _rows(
             f"{moved['state'] / MEGABYTE:.1f} MB read and written, up to "
             f"{moved['kv'] / MEGABYTE:.1f} MB of caches",
         )
+    for one in report["rounding"]:
+        yield "rounding", one
     yield "vmem", _vmem(report["vmem"])
     yield (
         "",

@@ -92,7 +92,7 @@ class WhatIf:
         program = self.folder.program
         ranks = program.ranks if options.tp is None else options.tp
         planned = str(self.folder.plan["pipeline"]).replace(
-            f"shard{{ranks={program.ranks}}}", f"shard{{ranks={ranks}}}"
+            f"shard{{ranks={program.ranks}", f"shard{{ranks={ranks}"
         )
         return lower_graph(
             self._graph,
@@ -107,7 +107,8 @@ class WhatIf:
         try:
             program = self.lowered(options).program
         except MkcError as error:
-            return Alternative(options=options, round_us=None, problem=error.message)
+            problem = error.message.splitlines()[0]
+            return Alternative(options=options, round_us=None, problem=problem)
         time = predict(program, self.folder.target).round_us
         same = program == self.folder.program
         return Alternative(options=options, round_us=round(time, 1), same=same)

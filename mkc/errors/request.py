@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 from dataclasses import dataclass
 from reprlib import Repr
+from textwrap import shorten
 from typing import ClassVar
 from typing import Self
 
@@ -17,6 +18,8 @@ from mkc.errors.base import at
 from mkc.errors.base import listed
 from mkc.errors.base import sentence
 
+LARGEST_LIVE = 12  # buffers that an error lists
+LONGEST_OP = 60  # characters of what each of them is for
 _SHORT = Repr(maxlist=4, maxdict=4, maxstring=80, maxlong=80, maxother=80)  # of a config's values
 
 
@@ -330,8 +333,12 @@ class VmemError(MkcError):
         self.live = tuple(sorted(live, key=lambda one: (-one.bytes, one.name)))
         peak = f" at {at}" if at is not None else ""
         lines = "".join(
-            f"\n  {one.bytes / MIB:8.2f} MiB  {one.name}  ({one.op})" for one in self.live
+            f"\n  {one.bytes / MIB:8.2f} MiB  {one.name}  ({shorten(one.op, LONGEST_OP)})"
+            for one in self.live[:LARGEST_LIVE]
         )
+        if others := self.live[LARGEST_LIVE:]:
+            size = sum(one.bytes for one in others) / MIB
+            lines += f"\n  {size:8.2f} MiB  in {len(others)} smaller buffers"
         super().__init__(
             f"the kernel needs {needed_bytes / MIB:.2f} MiB of VMEM{peak}, the limit is "
             f"{limit_bytes / MIB:.2f} MiB: {(needed_bytes - limit_bytes) / MIB:.2f} MiB too much. "

@@ -44,6 +44,14 @@ def test_a_prediction_is_shown_with_what_it_loses(capsys: pytest.CaptureFixture[
     assert lines[at + 4].strip() == "memory idle, us: collective 40, dma 4.9"
 
 
+def test_rounding_that_was_asked_for_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not any(one.startswith("rounding") for one in summary(capsys))
+    (line,) = [
+        one for one in summary(capsys, rounding=["sums as bf16"]) if one.startswith("rounding")
+    ]
+    assert line.split(None, 1)[1] == "sums as bf16"
+
+
 def test_without_one_the_floor_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     floor = plan("27b", ranks=8).report["floor_us"]
     lines = summary(capsys, predicted=None)
@@ -51,9 +59,9 @@ def test_without_one_the_floor_is_shown(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_memory_is_a_bar(capsys: pytest.CaptureFixture[str]) -> None:
-    """36.70 of 63.94 MiB are 11 of 20 marks, 3 MiB one."""
+    """38.70 of 63.94 MiB are 12 of 20 marks, 3 MiB one."""
     (line,) = [one for one in summary(capsys) if one.startswith("vmem")]
-    assert "[###########........c] 36.70 of 63.94 MiB" in line
+    assert "[############.......c] 38.70 of 63.94 MiB" in line
 
 
 def test_the_heaviest_decisions_are_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from mkc.errors import LiveBuffer
 from mkc.errors import RoundsError
 from mkc.errors import TileError
 from mkc.errors import VmemError
+from mkc.errors.request import LARGEST_LIVE
 from mkc.targets import load_target
 from tests.errors.expect import refused
 from tests.errors.small_model import Sizes
@@ -44,7 +45,7 @@ def test_activations_that_exceed_vmem() -> None:
     with refused(
         VmemError,
         "Cheapest change: a narrower model; no other tp of this target or smaller batch lets it",
-        *(f"  {one.name}  ({one.op})" for one in error.live),
+        *(f"  {one.name}  ({one.op})" for one in error.live[:LARGEST_LIVE]),
     ):
         raise error
 
@@ -83,6 +84,19 @@ def test_live_buffers_are_listed_by_size() -> None:
         raise VmemError(
             needed_bytes=65 * MIB, limit_bytes=60 * MIB, live=live, cheapest_change="fewer rows"
         )
+
+
+def test_many_live_buffers_are_cut() -> None:
+    """A kernel of a deep model has hundreds, and names of everything that shares a buffer."""
+    live = [
+        LiveBuffer(name=f"region_{one:02}", op="values " + "o_proj; " * 99, bytes=(40 - one) * MIB)
+        for one in range(20)
+    ]
+    error = VmemError(needed_bytes=MIB, limit_bytes=MIB, live=live, cheapest_change="fewer rows")
+    first, *lines = str(error).splitlines()
+    assert [line.split()[2] for line in lines[:-1]] == [f"region_{one:02}" for one in range(12)]
+    assert max(map(len, lines)) < 100
+    assert lines[-1].split() == ["196.00", "MiB", "in", "8", "smaller", "buffers"]
 
 
 # Device memory.
