@@ -23,6 +23,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
@@ -169,17 +170,13 @@ def marked_phases(code: str) -> dict[str, list[Line]]:
     """The bundles between the markers of every phase."""
     phases: dict[str, list[Line]] = {}
     current: list[Line] | None = None
-    depth = 0
-    for text in code.splitlines():
-        match = BUNDLE.match(text)
-        if match is None:
-            continue
+    bundles = [match for text in code.splitlines() if (match := BUNDLE.match(text)) is not None]
+    for match, depth in zip(bundles, _depths(bundles), strict=True):
+        text = match.string
         marker = MARKER.search(text)
         if marker is not None:
             current = phases.setdefault(marker[2], []) if marker[1] == "Start" else None
-            continue
-        depth = len(match[2]) or depth  # bundles of the profiler have no loop marks
-        if current is not None:
+        elif current is not None:
             current.append(
                 Line(
                     depth=depth,
@@ -189,6 +186,26 @@ def marked_phases(code: str) -> dict[str, list[Line]]:
                 )
             )
     return phases
+
+
+def _depths(bundles: Sequence[re.Match[str]]) -> list[int]:
+    """The loops around every bundle.
+
+    One without a mark is in no loop; but some within a loop have none either, the profiler's and
+    predicated ones. Such a bundle is recognised by what follows: the rest of its loop.
+    """
+    found, following = [], 0
+    for match in reversed(bundles):
+        marks = len(match[2])
+        if marks:
+            following = marks - 1 if match[1] == LOOP_LABEL else -1
+        found.append(marks or following)
+    found.reverse()
+    depth = 0
+    for number, marks in enumerate(found):
+        depth = depth if marks < 0 else marks
+        found[number] = depth
+    return found
 
 
 def _instructions(text: str) -> Iterator[Instruction]:

@@ -48,6 +48,23 @@ LOOPS = """
    0xb   : > { %91 = vtrace 2 /* ] TraceMeEnd(p03) */ }
 """
 
+OUTERMOST = """
+   0x1   :  { %90 = vtrace 1 /* TraceMeStart(p05) [ */ }
+   0x2   :  { %s1_s1 = smov.u32 0 }
+   0x3   :  { %99 = vtrace 2818572390 }
+   0x4 LB: > { %s2_s2 = sphi %s1_s1, %s9_s2 /* phi copy */ }
+   0x5   :  { %98 = vtrace 2818572391 }
+   0x6   :  {}
+   0x7   : > { %s9_s2 = sadd.s32 1, %s2_s2 }
+   0x8   :  { %s20_s1 = smov.u32 1 }
+   0x9   :  { %s30_s1 = smov.u32 1 }
+   0xa   :  { %s31_s1 = smov.u32 1 }
+   0xb LB: > { %s32_s2 = sphi %s1_s1, %s9_s2 /* phi copy */ }
+   0xc   :  { %s33_s1 = smov.u32 1 }
+   0xd   :  { %91 = vtrace 2 /* ] TraceMeEnd(p05) */ }
+   0xe   :  { %s40_s1 = smov.u32 1 }
+"""
+
 MESSAGES = """
   0x10   : > { %90 = vtrace 1 /* TraceMeStart(p04) [ */ }
   0x11   : > { %s1_s1 = sadd.s32 1, %s9_s9 }
@@ -95,6 +112,13 @@ def test_code_between_the_starts_of_messages_is_the_targets_to_time() -> None:
 def test_bundles_outside_the_markers_belong_to_no_phase() -> None:
     assert list(marked_phases(STRAIGHT)) == ["p02"]
     assert len(marked_phases(STRAIGHT)["p02"]) == 5
+
+
+def test_code_that_no_loop_encloses_is_not_in_the_loop_before_it() -> None:
+    """Bundles without a mark within the first loop are: more of that loop follows."""
+    phase = phase_cycles(OUTERMOST, KNOWN)["p05"]
+    assert phase.bundles == 2 + 3 + 1
+    assert [one.bundles for one in phase.loops] == [4, 1]
 
 
 def test_loops_are_measured_by_themselves() -> None:
