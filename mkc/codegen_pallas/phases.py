@@ -287,6 +287,7 @@ class PhaseWriter:
                 *([padding] if end > behind else []),
                 "total = support.all_reduce_two_phase(",
                 f"    m.{phase.partial.buffer}.at[:, {phase.partial.start}:{end}],",
+                *([f"    parts=m.{name}_parts,"] if plan.wire is not DType.F32 else []),
                 f"    scattered=m.{name}_scattered,",
                 f"    send=m.{name}_send,",
                 f"    gathered=m.{name}_gathered,",

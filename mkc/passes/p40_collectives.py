@@ -98,8 +98,8 @@ class ChooseCollectives:
     Attributes:
       algorithm: `auto`, `one_shot`, `two_phase`, `two_level` or `two_step`.
       group: ranks of the inner level, 0 for those of a host.
-      wire: what partial sums travel as, `f32` or `bf16`, where messages of bf16 are possible: with
-        two levels of several rows, and with two steps.
+      wire: what partial sums travel as, `f32` or `bf16`. Those of one shot are f32, and of two
+        levels where there is a single row.
     """
 
     name: ClassVar[str] = "collectives"
@@ -182,6 +182,7 @@ class ChooseCollectives:
         columns = graph.widths[step.nodes[0].results[0].name]
         rows = 1 if graph.sharded.graph.rows == 1 else padded_rows
         rounds = rounds_to_bf16(step)
+        wire = DType(self.wire)
         found: _Plans = {ONE_SHOT: _plan(ONE_SHOT, rows, columns)}
         whole = scattered_columns(columns, ranks)
         if not rounds:
@@ -189,9 +190,8 @@ class ChooseCollectives:
         elif whole > LARGEST_PADDING * columns:
             found[TWO_PHASE] = "columns do not divide into lane tiles of bf16"
         else:
-            found[TWO_PHASE] = _plan(TWO_PHASE, padded_rows, whole)
+            found[TWO_PHASE] = replace(_plan(TWO_PHASE, padded_rows, whole), wire=wire)
         if group:
-            wire = DType(self.wire)
             level = _plan(TWO_LEVEL, rows, scattered_columns(columns, group))
             level = replace(level, group=group, rounds=rounds and rows > 1)
             found[TWO_LEVEL] = replace(level, wire=wire) if rows > 1 else level

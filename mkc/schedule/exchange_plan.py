@@ -25,7 +25,7 @@ class ExchangePlan:
       rows, columns: shape of the exchanged array.
       group: how many adjoining ranks exchange among themselves: of two levels the inner one; 0
         for all.
-      wire: what partial sums of two levels or two steps travel as.
+      wire: what partial sums travel as, but those of one shot, which are f32.
       rounds: of two levels, results travel as bf16.
       safe_because: why a receive buffer is free when the next message arrives.
     """
@@ -58,8 +58,10 @@ def exchange_buffers(plan: ExchangePlan, ranks: int) -> list[tuple[str, tuple[in
     whole, part = (plan.rows, plan.columns), (plan.rows, plan.columns // members)
     match plan.kind:
         case "two_phase":
+            rounded = [("parts", whole, plan.wire)] if plan.wire is not DType.F32 else []
             return [
-                ("scattered", (ranks, *part), DType.F32),
+                *rounded,
+                ("scattered", (ranks, *part), plan.wire),
                 ("send", part, DType.BF16),
                 ("gathered", (ranks, *part), DType.BF16),
             ]

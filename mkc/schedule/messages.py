@@ -51,7 +51,7 @@ def messages(plan: ExchangePlan, ranks: int) -> tuple[Messages, ...]:
     match plan.kind:
         case "two_phase":
             return (
-                Messages(members=ranks, stride=1, bytes=share * 4),
+                Messages(members=ranks, stride=1, bytes=share * plan.wire.bytes),
                 Messages(members=ranks, stride=1, bytes=share * 2),
             )
         case "two_level":

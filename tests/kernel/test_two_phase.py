@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import mkc
 from mkc.schedule.program import AllReducePhase
 from tests.codegen_pallas.support_run import Mode
@@ -48,12 +50,14 @@ def padded_decoder(step: mkc.Step) -> mkc.Outputs:
     return mkc.next_token(x, mkc.param("head.weight", [VOCAB, PADDED]))
 
 
-def test_shares_that_end_behind_the_last_column() -> None:
+@pytest.mark.parametrize("wire", ["f32", "bf16"])
+def test_shares_that_end_behind_the_last_column(wire: str) -> None:
     subject = subject_of(padded_decoder, "padded_two_phase", VOCAB)
-    session = session_of(subject, ranks=FOUR, batch=3, mode=Mode.LATE)
+    passes = f"collectives{{wire={wire}}}"
+    session = session_of(subject, ranks=FOUR, batch=3, mode=Mode.LATE, passes=passes)
     program = session.lowered.program
     exchanges = [one for one in program.phases() if isinstance(one, AllReducePhase)]
     assert {one.algorithm for one in exchanges} == {"two_phase"}
-    columns = {one.columns for one in program.exchanges if one.kind == "two_phase"}
-    assert columns == {512}
+    plans = [one for one in program.exchanges if one.kind == "two_phase"]
+    assert {(one.columns, str(one.wire)) for one in plans} == {(512, wire)}
     check(run_kernel(session, reference_of(subject), [0] * 3, 2), reference_of(subject))

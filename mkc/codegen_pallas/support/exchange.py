@@ -99,6 +99,7 @@ def all_reduce_one_shot(
 def all_reduce_two_phase(
     partial: Ref,
     *,
+    parts: Ref | None = None,
     scattered: Ref,
     send: Ref,
     gathered: Ref,
@@ -116,12 +117,16 @@ def all_reduce_two_phase(
 
     Args:
       partial: `[R, N]` f32 in VMEM.
-      scattered: `[ranks, R, N / ranks]` f32 in VMEM.
+      parts: `[R, N]` bf16 in VMEM; with it partial sums are rounded before they are sent.
+      scattered: `[ranks, R, N / ranks]` in VMEM, of the dtype that is sent.
       send: `[R, N / ranks]` bf16 in VMEM.
       gathered: `[ranks, R, N / ranks]` bf16 in VMEM.
     """
     if ranks == 1:
         return round_bf16(partial[...])
+    if parts is not None:
+        parts[...] = partial[...].astype(parts.dtype)
+        partial = parts
     me = lax.axis_index(AXIS)
     peers = peers_of(ranks)
     columns = partial.shape[1] // ranks
@@ -145,9 +150,9 @@ def all_reduce_two_phase(
     scattered[me] = partial[:, block(me)]
     for copy in scatter:
         copy.wait_recv()
-    total: jax.Array = scattered[0]
+    total: jax.Array = scattered[0].astype(jnp.float32)
     for rank in range(1, ranks):
-        total = total + scattered[rank]
+        total = total + scattered[rank].astype(jnp.float32)
     send[...] = total.astype(jnp.bfloat16)
     gather = [
         send_to(send, gathered.at[me], gather_send_sem, gather_receive_sem, peer) for peer in peers

@@ -257,15 +257,16 @@ def _operand(operand: Operand) -> Array:
 
 def exchange_arrays(plan: ExchangePlan, ranks: int) -> list[Array]:
     """Send and receive buffers; a receive buffer has a block for everyone who writes into it."""
-    parts = plan.kind == "two_level"  # of the send buffer travel separately
+    # Columns of these travel separately.
+    divided = {"two_level": "send", "two_phase": "parts"}.get(plan.kind)
     return [
         Array(
             name=f"{plan.name}_{suffix}",
             shape=shape,
             dtype=dtype,
             blocks=shape[:-2],
-            units=plan.columns if parts and suffix == "send" else 1,
-            axis=1 if parts and suffix == "send" else 0,
+            units=plan.columns if suffix == divided else 1,
+            axis=1 if suffix == divided else 0,
         )
         for suffix, shape, dtype in exchange_buffers(plan, ranks)
     ]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from mkc.ir.types import DType
 from mkc.schedule.exchange_plan import scattered_columns
 from mkc.schedule.messages import Messages
 from mkc.schedule.messages import messages
@@ -134,6 +135,7 @@ class Exchanges:
         if ranks == 1:
             kernel.load(routine, phase.partial)
             return
+        plan = next(one for one in kernel.program.exchanges if one.name == name)
         whole = scattered_columns(phase.partial.width, ranks)
         share = whole // ranks
         behind = phase.partial.start + phase.partial.width
@@ -143,17 +145,26 @@ class Exchanges:
         scatters = ((f"{name}_sems", (0,)), (f"{name}_sems", (1,)))
         gathers = ((f"{name}_sems", (2,)), (f"{name}_sems", (3,)))
 
-        def part(rank: int) -> View:
+        rounded = Place(array=f"{name}_parts") if plan.wire is not DType.F32 else None
+        if rounded is not None:
+            kernel.load(routine, phase.partial)
+            kernel.write(routine, rounded, rounded)
+
+        def part(rank: int) -> Place:
+            if rounded is not None:
+                return replace(rounded, first=rank * share, count=share)
             start = phase.partial.start + rank * share
-            return View(buffer=phase.partial.buffer, start=start, width=share)
+            return kernel.lanes(View(buffer=phase.partial.buffer, start=start, width=share))
 
         scattered = Place(array=f"{name}_scattered", index=(me,))
         scatter = []
         for peer in self.peers():
-            source = kernel.lanes(part(peer))
-            scatter.append(self.send(source, scattered, scatters, peer))
-        kernel.load(routine, phase.partial)
-        mine = kernel.lanes(part(me))
+            scatter.append(self.send(part(peer), scattered, scatters, peer))
+        mine = part(me)
+        if rounded is not None:
+            kernel.read(routine, mine, mine)
+        else:
+            kernel.load(routine, phase.partial)
         kernel.write(routine, scattered, mine)
         self.wait_received(scatter)
         self.read_all(routine, scattered.array, mine)
