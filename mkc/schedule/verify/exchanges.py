@@ -148,7 +148,8 @@ class Exchanges:
         rounded = Place(array=f"{name}_parts") if plan.wire is not DType.F32 else None
         if rounded is not None:
             kernel.load(routine, phase.partial)
-            kernel.write(routine, rounded, rounded)
+            everything = replace(rounded, first=0, count=whole)
+            kernel.write(routine, everything, everything)
 
         def part(rank: int) -> Place:
             if rounded is not None:
