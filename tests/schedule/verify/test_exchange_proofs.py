@@ -26,8 +26,8 @@ from tests.passes.lowering import lower
     ],
 )
 def test_sums_are_proved(algorithm: str, batch: int, wire: str) -> None:
-    passes = f"collectives{{algorithm={algorithm},group=4,wire={wire}}}"
-    program = lower(dense_graph(batch=batch), 8, passes).program
+    passes = f"collectives{{algorithm={algorithm},group=2,wire={wire}}}"
+    program = lower(dense_graph(batch=batch), 4, passes).program
     sums = [one for one in program.phases() if isinstance(one, AllReducePhase)]
     assert algorithm in {one.algorithm for one in sums}
     assert verify_program(program, load_target(TARGET)) == []
