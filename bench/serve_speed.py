@@ -2,12 +2,15 @@
 
     python -m bench.serve_speed
 
-Both are measured with the small model without drafts, repeatedly; the best run counts, since
-whatever else the machine does makes runs slower. Rates are those of a server with eight rows, asked
-by one client and by eight, and of a server with one row, asked by one client. The overhead is the
-time per token of one streaming client, which reads from a socket in another process, less that of
-the same loop without a server. Processor times, which a busy machine disturbs less, are below them;
-they include those of XLA's threads.
+Both are measured with the small model without drafts. Rates are those of a server with eight rows,
+asked by one client and by eight, and of a server with one row, asked by one client. The overhead is
+the time per token of one streaming client, which reads from a socket in another process, less that
+of the same loop without a server. Processor times, which a busy machine disturbs less, are below
+them; they include those of XLA's threads.
+
+The speed of a machine changes, so everything is measured in turn, several times, and compared with
+what ran next to it: of these ratios and differences the median counts. Its spread, the middle half,
+says how far to trust it.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ import argparse
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import quantiles
 
 from bench.serve_process import Connection
 from bench.serve_process import ServerProcess
@@ -97,16 +102,33 @@ def open_generator() -> Generator:
     return open_session(choice, quiet=True, slots=ROWS).generator
 
 
-def verdict(measured: float, wanted: float, *, at_least: bool) -> str:
-    """Whether a figure is good enough."""
-    good = measured >= wanted if at_least else measured <= wanted
+@dataclass(frozen=True, kw_only=True)
+class Middle:
+    """The middle of several measurements: the median, and a quarter of them on either side."""
+
+    low: float
+    median: float
+    high: float
+
+    @classmethod
+    def of(cls, measured: Sequence[float]) -> Middle:
+        low, median, high = quantiles(measured, n=4, method="inclusive")
+        return cls(low=low, median=median, high=high)
+
+    def __format__(self, form: str) -> str:
+        return f"{self.median:{form}} ({self.low:{form}} to {self.high:{form}})"
+
+
+def verdict(measured: Middle, wanted: float, *, at_least: bool) -> str:
+    """Whether the median is good enough."""
+    good = measured.median >= wanted if at_least else measured.median <= wanted
     return f"{'at least' if at_least else 'below'} {wanted:g}: {'yes' if good else 'NO'}"
 
 
 def main() -> None:
     """Prints a table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=7, help="at least 2")
     repeats = parser.parse_args().repeats
     options: Sequence[str] = ("--context", str(CONTEXT), "--spec", "none", "--rows")
     generator = open_generator()
@@ -121,17 +143,20 @@ def main() -> None:
             many.append(rate(server, ROWS))
             streams.append(streamed_ms(server))
             loops.append(direct_ms(generator))
-    print(f"tokens/s of {ROWS} rows with {ROWS} clients: {max(many):.0f}")
+    print(f"tokens/s of {ROWS} rows with {ROWS} clients: {Middle.of(many):.0f}")
     for what, found in ((f"{ROWS} rows with one client", one), ("one row", alone)):
-        ratio = max(many) / max(found)
-        verdict_text = verdict(ratio, WANTED_RATIO, at_least=True)
-        print(f"tokens/s of {what}: {max(found):.0f}, ratio {ratio:.2f}, {verdict_text}")
-    for name, place in (("time", 0), ("processor time", 1)):
-        streamed, loop = min(one[place] for one in streams), min(one[place] for one in loops)
-        overhead = streamed - loop
+        ratio = Middle.of([a / b for a, b in zip(many, found, strict=True)])
         print(
-            f"{name} per token: streamed {streamed:.3f} ms, loop alone {loop:.3f} ms, overhead "
-            f"{overhead:.3f} ms, {verdict(overhead, WANTED_OVERHEAD_MS, at_least=False)}"
+            f"tokens/s of {what}: {Middle.of(found):.0f}, ratio {ratio:.2f}, "
+            f"{verdict(ratio, WANTED_RATIO, at_least=True)}"
+        )
+    for name, place in (("time", 0), ("processor time", 1)):
+        streamed, loop = ([one[place] for one in runs] for runs in (streams, loops))
+        overhead = Middle.of([a - b for a, b in zip(streamed, loop, strict=True)])
+        print(
+            f"{name} per token: streamed {Middle.of(streamed):.3f} ms, "
+            f"loop alone {Middle.of(loop):.3f} ms, overhead {overhead:.3f} ms, "
+            f"{verdict(overhead, WANTED_OVERHEAD_MS, at_least=False)}"
         )
 
 

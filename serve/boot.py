@@ -42,7 +42,8 @@ def warm_up(model: ServedModel) -> None:
         generator.generate(Request(tokens=[0] * length, max_tokens=2))
     for sampling in (SamplingParams(alternatives=1), SamplingParams(temperature=1.0)):
         generator.generate(Request(tokens=[0], max_tokens=2, sampling=sampling))
-    generator.generate(Request(tokens=[0], max_tokens=2, draft=False))
+    most = min(3, backend.context - 1)  # two rounds in a launch
+    generator.generate(Request(tokens=[0], max_tokens=most, draft=False))
 
 
 def boot_check(model: ServedModel, *, backend: str, scheme: str | None) -> str:

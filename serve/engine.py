@@ -257,7 +257,8 @@ class Engine:
         while self._wait():
             self._cancel_and_add(generator)
             if generator.running:
-                deliver([self._arrival(one) for one in generator.rounds(self._rounds)])
+                deltas, now = generator.rounds(self._rounds), self._clock()
+                deliver([self._arrival(one, now) for one in deltas])
             self.metrics.turn(backend.take_times(), generator)
             self._tell()
 
@@ -316,10 +317,9 @@ class Engine:
         with self._wake:
             return self._queue.take() if self._queue else None
 
-    def _arrival(self, delta: Delta) -> tuple[Ticket, Arrival]:
+    def _arrival(self, delta: Delta, now: float) -> tuple[Ticket, Arrival]:
         """What a delta means for the figures, and for whom it is."""
         one = self._running[delta.sequence]
-        now = self._clock()
         if delta.tokens:
             is_first = not one.tokens
             one.tokens += len(delta.tokens)

@@ -85,9 +85,10 @@ class Metrics:
         self.model_name = model_name
         predicted = float("nan") if step_floor_us is None else step_floor_us / 1e6
         self._predicted.labels(model_name).set(predicted)
-        # Looked up once: these two are for every token.
+        # Looked up once: these are for every token, or for every turn.
         self._generated_here = self._generated.labels(model_name)
         self._between_here = self._between.labels(model_name)
+        self._round_here = self._round.labels(model_name)
         for one in (self._prompt, self._generated, self._preemptions, self._queries, self._hits):
             one.labels(model_name).inc(0)
         for one in (self._drafts, self._drafted, self._accepted, self._restarts, self._cancelled):
@@ -114,11 +115,10 @@ class Metrics:
           times: of this turn.
           generator: for its counters since the engine began.
         """
-        name = self.model_name
         if times.rounds:
             self.rounds += times.rounds
             self.round_seconds = times.round_seconds / times.rounds
-            self._round.labels(name).observe(self.round_seconds)
+            self._round_here.observe(self.round_seconds)
         if generator.drafted != self._seen_drafted:
             self._count_drafts(generator)
         if generator.prefix_cache is not None:

@@ -7,6 +7,7 @@ padding row (see `Graph.inputs`) leaves every state as it is, bit for bit; its r
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -223,8 +224,21 @@ def _causal_conv(op: CausalConv, operands: Arrays, states: Arrays, context: OpCo
     return (context.result(ACTIVATIONS[op.activation](total)),), (newest,)
 
 
+def sum_over_keys(memory: Array, weights: Array) -> Array:
+    """[batch, heads, dk, dv] weighted by [batch, heads, dk]: f32 [batch, heads, dv]."""
+    return jnp.sum(memory * weights[..., None], axis=2)
+
+
 @REFERENCE.register(DeltaRule)
-def _delta_rule(op: DeltaRule, operands: Arrays, states: Arrays, context: OpContext) -> Outcome:
+def delta_rule(
+    op: DeltaRule,
+    operands: Arrays,
+    states: Arrays,
+    context: OpContext,
+    *,
+    read: Callable[[Array, Array], Array] = sum_over_keys,
+) -> Outcome:
+    """`read` may sum in another order."""
     (memory,) = states  # [batch, value heads, dk, dv]
     batch = memory.shape[0]
     valid = context.rows_that_count(batch, operands[0].shape[0])
@@ -234,10 +248,10 @@ def _delta_rule(op: DeltaRule, operands: Arrays, states: Arrays, context: OpCont
         q, k, v, beta, decay, counts = row
         q, k = jnp.repeat(q, group, axis=1), jnp.repeat(k, group, axis=1)
         new = memory * jnp.exp(decay).reshape(*decay.shape[:2], -1, 1)
-        predicted = jnp.sum(new * k[..., None], axis=2)
+        predicted = read(new, k)
         correction = beta[..., None] * (v - predicted)
         new = new + k[..., None] * correction[:, :, None, :]
-        output = jnp.sum(new * q[..., None], axis=2)
+        output = read(new, q)
         return jnp.where(counts[:, None, None, None], new, memory), output
 
     rows = [jnp.moveaxis(by_sequence(wide(one), batch), 1, 0) for one in operands]

@@ -184,8 +184,8 @@ class Generator:
         ready = [one for one in self._running.values() if one.is_ready]
         if unread and alone:
             ready = []
-        for group in self._groups(ready):
-            self._launch(group, count)
+        for drafting, group in self._groups(ready):
+            self._launch(group, count, drafting)
         touched = [one for one in (*unread[:1], *ready) if one.output or one.finish is not None]
         return self._deltas(list({one.number: one for one in touched}.values()))
 
@@ -262,22 +262,25 @@ class Generator:
             sequence.choose(logits)
             sequence.statistics.prefill_seconds = self._elapsed(sequence.number)
 
-    def _groups(self, ready: list[RunningSequence]) -> list[list[RunningSequence]]:
-        """Sequences by launch: whether one of them drafts must not depend on the others."""
-        drafting = [one for one in ready if self._drafts(one)]
-        others = [one for one in ready if not self._drafts(one)]
-        return [group for group in (drafting, others) if group]
+    def _groups(
+        self, ready: list[RunningSequence]
+    ) -> list[tuple[DraftingBackend | None, list[RunningSequence]]]:
+        """Sequences by launch, with what drafts for them.
 
-    def _drafts(self, sequence: RunningSequence) -> bool:
-        if self._drafting is None or not self.drafts:
-            return False
-        greedy = sequence.request.sampling.temperature == 0.0
-        return sequence.may_draft and (self._drafting.draws or greedy)
+        Whether one of them drafts must not depend on the others.
+        """
+        drafting = self._drafting if self.drafts else None
+        if drafting is None:
+            return [(None, ready)] if ready else []
+        drafted = [one for one in ready if _may_draft(drafting, one)]
+        others = [one for one in ready if not _may_draft(drafting, one)]
+        return [(by, group) for by, group in ((drafting, drafted), (None, others)) if group]
 
-    def _launch(self, ready: list[RunningSequence], count: int | None) -> None:
+    def _launch(
+        self, ready: list[RunningSequence], count: int | None, drafting: DraftingBackend | None
+    ) -> None:
         """Decode rounds for sequences that have a token to feed."""
         slots = self.backend.batch
-        drafting = self._drafting if all(map(self._drafts, ready)) else None
         masks = self._masks(ready) if drafting is None else self._row_masks(drafting, ready)
         going = [one for one in ready if one.finish is None]
         if not going:
@@ -310,8 +313,9 @@ class Generator:
             emitted = self.backend.greedy_rounds(
                 tokens, positions, active, rounds=rounds, stop_ids=stop_ids, masks=masks
             )
+            by_slot: list[list[int]] = emitted.T.tolist()
             for one in going:
-                self._take_all(one, [int(token) for token in emitted[:, one.slot]])
+                self._take_all(one, by_slot[one.slot])
         for one in going:
             one.statistics.launches += 1
 
@@ -398,3 +402,8 @@ class Generator:
 
     def _elapsed(self, sequence: int) -> float:
         return self._clock() - self._added_at[sequence]
+
+
+def _may_draft(backend: DraftingBackend, sequence: RunningSequence) -> bool:
+    greedy = sequence.request.sampling.temperature == 0.0
+    return sequence.may_draft and (backend.draws or greedy)

@@ -19,7 +19,7 @@ from mkc.ir.graph import Param
 from mkc.ir.ops import Op
 from mkc.ir.reference import Meanings
 from mkc.ir.reference_ops import storage_dtype
-from mkc.runtime.products import BF16_PRODUCTS
+from mkc.runtime.products import CPU_MEANINGS
 from mkc.runtime.shards import Array
 
 type Index = tuple[slice, ...]
@@ -141,7 +141,7 @@ def joining_meanings(graph: Graph, mesh: Mesh) -> Meanings:
 
 def _joined(op: Op, everywhere: NamedSharding) -> Callable[..., Any]:
     """The meaning of an op of this type, with whole results."""
-    function = BF16_PRODUCTS.get(type(op)) or REFERENCE.find(op)
+    function = CPU_MEANINGS.get(type(op)) or REFERENCE.find(op)
     assert function is not None, f"nothing says what {op.mnemonic} means"
 
     def meaning(*arguments: Any) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:

@@ -15,6 +15,7 @@ from math import inf
 from math import isfinite
 from math import log
 from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,8 +145,7 @@ class TokenLogprob:
     logprob: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
+class Choice(NamedTuple):
     """A chosen token.
 
     Attributes:

@@ -36,6 +36,8 @@ class RunningSequence:
       prefilled: how many tokens of the prompt the slot remembers.
       max_tokens: most tokens of the output.
       stop_ids: ids that end it.
+      needs_logits: a next token is not simply that of the largest logit of the allowed tokens.
+      may_draft: drafts are wanted, and a backend that samples can choose the next tokens by itself.
       finish: how it ended, None while it goes on.
     """
 
@@ -61,9 +63,13 @@ class RunningSequence:
         self.output: list[int] = []
         self.prefilled = 0
         self.stop_ids = frozenset(stop_ids)
+        sampling = request.sampling
+        plain = not sampling.has_penalties and not sampling.logit_bias
+        self.needs_logits = not sampling.is_plain_greedy
+        self.may_draft = request.draft and plain and sampling.alternatives is None
         self.finish: Finish | None = None
         self.statistics = SequenceStatistics(prompt_tokens=len(self.prompt))
-        self._counts = TokenCounts(vocab, self.prompt) if request.sampling.has_penalties else None
+        self._counts = TokenCounts(vocab, self.prompt) if sampling.has_penalties else None
         self._reader = output
         self._dead_end: int | None = None  # row of a round behind which no token is allowed
         self._clear()
@@ -88,18 +94,6 @@ class RunningSequence:
     def remaining(self) -> int:
         """Tokens that may still be emitted."""
         return self.max_tokens - len(self.output)
-
-    @property
-    def needs_logits(self) -> bool:
-        """The next token is not simply that of the largest logit of the allowed tokens."""
-        return not self.request.sampling.is_plain_greedy
-
-    @property
-    def may_draft(self) -> bool:
-        """Drafts are wanted, and a backend that samples can choose the next tokens by itself."""
-        sampling = self.request.sampling
-        plain = not sampling.has_penalties and not sampling.logit_bias
-        return self.request.draft and plain and sampling.alternatives is None
 
     @property
     def is_restricted(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from collections.abc import Sequence
+from dataclasses import replace
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
@@ -49,6 +50,7 @@ from serve.schemas.chat import ChatCompletionRequest
 from serve.schemas.chat import ChatLogprobs
 from serve.schemas.chat import ChatMessage
 from serve.streaming import StreamUsage
+from serve.template import EventTemplates
 from serve.ticket import Ticket
 
 
@@ -113,6 +115,7 @@ class _Writer:
         self._model = asked.model
         self._id = new_id("chatcmpl")
         self._created = now()
+        self._templates = EventTemplates()
         self._own_ids = frozenset(asked.body.stop_token_ids or ())
 
     def whole(self, outputs: Sequence[Output]) -> ChatCompletion:
@@ -131,8 +134,14 @@ class _Writer:
             first = ChatMessage(role="assistant", content="")
             yield self._chunk(index, first, None, usage)
         called: set[int] = set()
+        only_text = not (self._body.logprobs or usage.in_chunks)  # is what chunks differ in
         async for index, delta in ticket.deltas():
             usage.take(index, delta)
+            texts = [one for one in delta.events if isinstance(one, ContentDelta | ReasoningDelta)]
+            if only_text and delta.finish is None and len(texts) == len(delta.events):
+                for one in texts:
+                    yield self._text_chunk(index, one, usage)
+                continue
             messages = list(_messages(delta.events))
             if any(one.tool_calls for one in messages):
                 called.add(index)
@@ -146,6 +155,15 @@ class _Writer:
         if usage.at_end:
             yield data_event(self._completion_chunk([], usage).json_bytes())
         yield DONE
+
+    def _text_chunk(
+        self, index: int, event: ContentDelta | ReasoningDelta, usage: StreamUsage
+    ) -> bytes:
+        def write(text: str) -> bytes:
+            (message,) = _messages([replace(event, text=text)])
+            return self._chunk(index, message, None, usage)
+
+        return self._templates.event((index, type(event)), event.text, write)
 
     def _chunk(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from collections.abc import Sequence
+from functools import partial
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
@@ -41,6 +42,7 @@ from serve.schemas.completions import CompletionChoice
 from serve.schemas.completions import CompletionLogprobs
 from serve.schemas.completions import CompletionRequest
 from serve.streaming import StreamUsage
+from serve.template import EventTemplates
 from serve.ticket import Ticket
 
 
@@ -121,6 +123,7 @@ class _Writer:
         self._each = asked.body.n or 1
         self._id = new_id("cmpl")
         self._created = now()
+        self._templates = EventTemplates()
         self._offsets = [0] * (len(prompts) * self._each)
 
     def whole(self, outputs: Sequence[Output]) -> Completion:
@@ -141,15 +144,20 @@ class _Writer:
             begun.add(index)
             if not (text or delta.logprobs or delta.finish):
                 continue
-            chunk = self._completion([self._choice(index, text, delta, delta.finish)])
-            if usage.in_chunks:
-                chunk.usage = usage.so_far()
-            yield data_event(chunk.json_bytes())
+            write = partial(self._chunk, index, delta, usage)
+            only_text = not (delta.logprobs or delta.finish or usage.in_chunks)
+            yield self._templates.event(index, text, write) if only_text else write(text)
         if usage.at_end:
             chunk = self._completion([])
             chunk.usage = usage.so_far()
             yield data_event(chunk.json_bytes())
         yield DONE
+
+    def _chunk(self, index: int, delta: Delta, usage: StreamUsage, text: str) -> bytes:
+        chunk = self._completion([self._choice(index, text, delta, delta.finish)])
+        if usage.in_chunks:
+            chunk.usage = usage.so_far()
+        return data_event(chunk.json_bytes())
 
     def _completion(self, choices: list[CompletionChoice]) -> Completion:
         return Completion(

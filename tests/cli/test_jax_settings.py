@@ -6,6 +6,7 @@ import os
 from json import loads
 from pathlib import Path
 
+import jax
 import pytest
 
 import models
@@ -42,5 +43,17 @@ def test_a_small_model_runs_in_one_thread(
     monkeypatch.setenv("NPROC", given or "")
     if given is None:
         monkeypatch.delenv("NPROC")
+    told: dict[str, bool] = {}
+    monkeypatch.setattr(jax.config, "update", told.__setitem__)
     jax_settings.choose_threads(full_size() if large else shipped())
     assert os.environ.get("NPROC") == threads
+    assert told == ({} if large else {"jax_cpu_enable_async_dispatch": False})
+
+
+def test_where_a_small_model_runs_is_what_the_user_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NPROC", "1")
+    monkeypatch.setenv("JAX_CPU_ENABLE_ASYNC_DISPATCH", "1")
+    told: dict[str, bool] = {}
+    monkeypatch.setattr(jax.config, "update", told.__setitem__)
+    jax_settings.choose_threads(shipped())
+    assert told == {}

@@ -219,6 +219,7 @@ def test_warming_up_leaves_nothing_behind(checkpoint: Path) -> None:
     model = fake_model(checkpoint, backend)
     warm_up(model)
     assert backend.slots == [[], []]
+    assert {1, 2} <= set(backend.launches), "loops of rounds are programs of their own"
     assert model.prefix_cache is not None
     assert len(model.prefix_cache) == 0
 

@@ -35,7 +35,7 @@ from mkc.runtime.backends.backend import check_chain
 from mkc.runtime.pack import LoadTensor
 from mkc.runtime.placement import joining_meanings
 from mkc.runtime.placement import shard_params
-from mkc.runtime.products import BF16_PRODUCTS
+from mkc.runtime.products import CPU_MEANINGS
 from mkc.runtime.shards import Array
 from mkc.runtime.stop_ids import stop_table
 from mkc.runtime.token_masks import Masks
@@ -76,7 +76,7 @@ class ReferenceBackend:
         self.prefill_sizes = block_sizes(graph.context)
         self.prefill_rows = self.prefill_sizes[-1]
         if mesh is None:
-            self._everywhere, self._meanings = None, BF16_PRODUCTS
+            self._everywhere, self._meanings = None, CPU_MEANINGS
             self._weights = stack_params(graph, Tensors(graph=graph, load=load))
         else:
             self._everywhere = NamedSharding(mesh, PartitionSpec())
@@ -110,12 +110,7 @@ class ReferenceBackend:
         *,
         masks: Masks = (),
     ) -> StepResult:
-        outputs, self._states = self._step(
-            self._weights,
-            self._states,
-            *_rows(tokens, positions, active),
-            self._mask_rows(masks),
-        )
+        outputs = self._one_step(tokens, positions, active, masks)
         return StepResult(
             next_token=np.asarray(outputs["next_token"]),
             logits=np.asarray(outputs["logits"], np.float32),
@@ -133,6 +128,9 @@ class ReferenceBackend:
     ) -> Array:
         most = self.rounds_per_launch
         assert all(1 <= one <= most for one in rounds), f"{rounds} rounds in one launch"
+        if max(rounds) == 1:  # a loop would copy the states in front of it and behind it
+            outputs = self._one_step(tokens, positions, active, masks)
+            return np.asarray(outputs["next_token"])[None]
         emitted, count, self._states = self._rounds(
             self._weights,
             self._states,
@@ -164,6 +162,22 @@ class ReferenceBackend:
 
     def state(self, slot: int) -> dict[str, Array]:
         return {key: np.asarray(state)[:, slot] for key, state in self._states.items()}
+
+    def _one_step(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        active: Sequence[bool],
+        masks: Masks,
+    ) -> Mapping[str, jax.Array]:
+        outputs: Mapping[str, jax.Array]
+        outputs, self._states = self._step(
+            self._weights,
+            self._states,
+            *_rows(tokens, positions, active),
+            self._mask_rows(masks),
+        )
+        return outputs
 
     def _mask_rows(self, masks: Masks) -> Array:
         return mask_rows(masks or [None] * self.batch, self.vocab)

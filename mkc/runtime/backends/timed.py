@@ -133,11 +133,12 @@ class TimedBackend:
     @contextmanager
     def _launched(self) -> Iterator[None]:
         """A call that runs decode rounds."""
-        before = self._seconds
-        with self._measured():
-            yield
+        start = self._clock()
+        yield
+        passed = self._clock() - start
         self._launches += 1
-        self._round_seconds += self._seconds - before
+        self._seconds += passed
+        self._round_seconds += passed
 
 
 class TimedDraftingBackend(TimedBackend):

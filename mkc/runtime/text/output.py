@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 from typing import Protocol
 
 from mkc.runtime.text.channel_output import ChannelParser
@@ -17,8 +17,7 @@ from mkc.runtime.text.stop import StopStrings
 from mkc.runtime.text.tag_output import TagParser
 
 
-@dataclass(frozen=True, kw_only=True)
-class OutputUpdate:
+class OutputUpdate(NamedTuple):
     """What the ids of one round mean.
 
     Attributes:
@@ -144,6 +143,8 @@ class OutputStream:
 
 def merged(events: Sequence[Event]) -> tuple[Event, ...]:
     """The events with neighbouring deltas of one text joined."""
+    if len(events) < 2:  # as for most tokens
+        return tuple(events)
     groups: list[list[Event]] = []
     for one in events:
         if groups and _same_text(groups[-1][0], one):

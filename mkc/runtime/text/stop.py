@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from mkc.errors import StopStringError
 from mkc.runtime.text.matcher import Matcher
 
 
-@dataclass(frozen=True, kw_only=True)
-class StopResult:
+class StopResult(NamedTuple):
     """What may be shown after one delta.
 
     Attributes:

@@ -87,7 +87,7 @@ class Tokenizer(ABC):
         self.prefix_ids = facts.prefix_ids
         self.names = dict(sorted(facts.names.items()))
         self._specials = {one.text: one for one in specials}
-        self._special_bytes = {one.id: one.text.encode() for one in specials}
+        self._known_bytes = {one.id: one.text.encode() for one in specials}  # and of ids seen
         longest_first = sorted(self._specials, key=lambda text: (-len(text), text))
         self._markup = compile_pattern("|".join(escape(text) for text in longest_first) or r"(?!)")
 
@@ -135,10 +135,10 @@ class Tokenizer(ABC):
         bytes.
         """
         assert 0 <= token < self.vocab_size, f"id {token} is not below {self.vocab_size}"
-        special = self._special_bytes.get(token)
-        if special is not None:
-            return special
-        return self._text_token_bytes(token) or b""
+        known = self._known_bytes.get(token)
+        if known is None:
+            known = self._known_bytes[token] = self._text_token_bytes(token) or b""
+        return known
 
     def decode(self, ids: Sequence[int], *, show_special: bool = True) -> str:
         """The text of `ids`; bytes that are no UTF-8 become U+FFFD."""
