@@ -1,6 +1,7 @@
-"""Time, memory and size of compiling the 27B model; prints a table.
+"""Time, memory and size of compiling the large models; prints a table.
 
     .venv/bin/python bench/compile_bench.py
+    .venv/bin/python bench/compile_bench.py kimi_k3  # of those whose model has this name
 
 Each row is a process of its own, which waits while the TPU compiler runs in another: peak memory is
 an upper bound, the sum of both peaks. Nothing here runs the kernel, so the floor of a step is a
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,9 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 MKC = Path(sys.executable).with_name("mkc")
-CONFIG = ROOT / "models" / "configs" / "qwen38_27b.json"
-TARGET = "tpu7x:2x2x1"
-TIMES_DEEPER = 10
+CONFIGS = ROOT / "models" / "configs"
 MEGABYTE = 1_000_000
 GIGABYTE = 1_000_000_000
 MIB = 1 << 20
@@ -59,11 +59,24 @@ class Measured:
     report: Mapping[str, Any]
 
 
-def compile_once(folder: Path, *options: str) -> Measured:
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """What is compiled; `config` None for the model's own."""
+
+    title: str
+    model: str
+    target: str
+    config: Path | None = None
+    options: tuple[str, ...] = ()
+
+
+def compile_once(folder: Path, variant: Variant) -> Measured:
     """Runs `mkc compile` and measures it."""
     start = time.perf_counter()
-    command = [str(MKC), "compile", "qwen38", "--target", TARGET, "--out", str(folder), "--json"]
-    child = subprocess.run([*command, *options], stdout=subprocess.PIPE, check=True)
+    command = [str(MKC), "compile", variant.model, "--target", variant.target, "--json"]
+    command += ["--out", str(folder), *variant.options]
+    command += ["--config", str(variant.config)] if variant.config else []
+    child = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     seconds = time.perf_counter() - start
     report = json.loads(child.stdout)
     # kilobytes on Linux; the largest of all children so far, theirs included, so not too small
@@ -73,14 +86,52 @@ def compile_once(folder: Path, *options: str) -> Measured:
     )
 
 
-def deeper_config(folder: Path) -> Path:
-    """The 27B config with ten times as many layers."""
-    config = json.loads(CONFIG.read_text(encoding="utf-8"))
-    text = config.get("text_config", config)
-    text["num_hidden_layers"] *= TIMES_DEEPER
+def variants(folder: Path) -> list[Variant]:
+    """The models, and the same with more layers.
+
+    A mixture of twice the layers exceeds the memory of the devices, so half of its experts are left
+    out, which changes no instruction; the same at its own depth is there to compare with.
+    """
+    qwen = {"model": "qwen38", "target": "tpu7x:2x2x1"}
+    kimi = {"model": "kimi_k3", "target": "tpu7x:2x2x4"}
+    deeper_qwen = _deeper(_text("qwen38_27b.json"), 10)
+    halved = _text("kimi_k3.json")
+    halved["text_config"]["num_experts"] //= 2
+    return [
+        Variant(title="64 layers, batch 1", **qwen),
+        Variant(title="64 layers, batch 8", options=("--batch", "8"), **qwen),
+        Variant(title="640 layers, batch 1", config=_written(folder, deeper_qwen), **qwen),
+        Variant(title="93 layers of a mixture", **kimi),
+        Variant(title="the same, half of the experts", config=_written(folder, halved), **kimi),
+        Variant(title="186 layers of it", config=_written(folder, _deeper(halved, 2)), **kimi),
+    ]
+
+
+def _text(name: str) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((CONFIGS / name).read_text(encoding="utf-8"))
+    return config
+
+
+def _deeper(config: Mapping[str, Any], times: int) -> dict[str, Any]:
+    """A config with so many times the layers, by the same rule for their kinds."""
+    deeper: dict[str, Any] = json.loads(json.dumps(config))
+    text = deeper.get("text_config", deeper)
+    depth = text["num_hidden_layers"]
+    text["num_hidden_layers"] = depth * times
     if "layer_types" in text:
-        text["layer_types"] = text["layer_types"] * TIMES_DEEPER
-    path = folder / "config.json"
+        text["layer_types"] = text["layer_types"] * times
+    if "linear_attn_config" in text:
+        kinds = text["linear_attn_config"]
+        period, last = kinds["full_attn_layers"][0], depth * times
+        numbers = range(1, last + 1)
+        full = [one for one in numbers if one % period == 0 or one == last]
+        kinds["full_attn_layers"] = full
+        kinds["kda_layers"] = [one for one in numbers if one not in full]
+    return deeper
+
+
+def _written(folder: Path, config: Mapping[str, Any]) -> Path:
+    path = folder / f"config_{len(list(folder.iterdir()))}.json"
     path.write_text(json.dumps(config), encoding="utf-8")
     return path
 
@@ -115,21 +166,18 @@ def print_table(rows: list[tuple[str, ...]]) -> None:
         print("| " + " | ".join(cells) + " |")
 
 
-def main() -> None:
-    """Compiles every variant and prints the table."""
+def main(models: Sequence[str]) -> None:
+    """Compiles every variant, or those of the named models, and prints the table."""
     with TemporaryDirectory(prefix="mkc-bench-") as name:
         folder = Path(name)
-        variants = {
-            "64 layers, batch 1": [],
-            "64 layers, batch 8": ["--batch", "8"],
-            "640 layers, batch 1": ["--config", str(deeper_config(folder))],
-        }
         rows = []
-        for title, options in variants.items():
-            print(f"compiling: {title}", file=sys.stderr)
-            rows.append(row(title, compile_once(folder / "out", *options)))
+        for one in variants(folder):
+            if models and one.model not in models:
+                continue
+            print(f"compiling: {one.title}", file=sys.stderr)
+            rows.append(row(one.title, compile_once(folder / "out", one)))
     print_table(rows)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

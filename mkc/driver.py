@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from dataclasses import replace
 from typing import Any
 
-from mkc import vmem_trades
 from mkc.advice import advised
 from mkc.codegen_pallas.aot import AotResult
 from mkc.codegen_pallas.aot import compile_ahead
@@ -53,6 +52,7 @@ from mkc.schedule.verify import Proof
 from mkc.schedule.verify import prove
 from mkc.targets import Target
 from mkc.targets import load_target
+from mkc.vmem_trades import lower_within_vmem
 
 LARGEST_BATCH = 8  # sequences per kernel: the rows of one f32 tile
 TOKEN_BYTES = 4
@@ -97,6 +97,7 @@ class CompileResult:
 
     Attributes:
       graph: what the passes were given.
+      proof: of the program, for all ranks; it holds.
       report, plan: JSON documents; `docs/report.md` lists the keys.
       kernel_source: text of `kernel.py`.
     """
@@ -104,6 +105,7 @@ class CompileResult:
     graph: Graph
     lowered: Lowered
     target: Target
+    proof: Proof
     report: Mapping[str, Any]
     plan: Mapping[str, Any]
     kernel_source: str
@@ -137,6 +139,7 @@ def compile_graph(request: CompileRequest) -> CompileResult:
         graph=graph,
         lowered=lowered,
         target=target,
+        proof=proof,
         report=report_document(
             lowered,
             target,
@@ -209,13 +212,14 @@ def lower_graph(
     pipeline = defaults.override(passes)
     _check_options(pipeline, defaults, passes, target)
     try:
-        _check_hbm(graph, target, *_held_bytes(graph, ranks, target))  # a hopeless size ends here
-        lowered = vmem_trades.lower(pipeline, pipeline.prepare(graph, target), target)
+        # A hopeless size ends here.
+        _check_hbm(graph, target, ranks, *_held_bytes(graph, ranks, target))
+        lowered = lower_within_vmem(pipeline, pipeline.prepare(graph, target), target)
     except (ShardingError, TileError, VmemError) as error:
         raise advised(
             error, graph, target, pipeline=pipeline, defaults=defaults, retrace=retrace
         ) from None
-    _check_hbm(graph, target, *rank_bytes(lowered.program))
+    _check_hbm(graph, target, ranks, *rank_bytes(lowered.program))
     return lowered
 
 
@@ -240,14 +244,15 @@ def _check_options(pipeline: Pipeline, defaults: Pipeline, text: str, target: Ta
         raise PassSpecError(text=text, problem=problem)
 
 
-def _check_hbm(graph: Graph, target: Target, weights: int, states: int) -> None:
+def _check_hbm(graph: Graph, target: Target, ranks: int, weights: int, states: int) -> None:
     if weights + states > target.hbm.usable_bytes:
         raise HbmError(
             target=target.name,
             weight_bytes=weights,
             state_bytes=states,
             limit_bytes=target.hbm.usable_bytes,
-            smallest=smallest_topology(graph, target),
+            # With padding, which is not counted there, so many ranks do not hold it.
+            smallest=smallest_topology(graph, target, above=ranks),
         )
 
 
@@ -280,9 +285,13 @@ def choose_topology(graph: Graph, name: str, tp: int | None) -> Target:
     return load_target(found)
 
 
-def smallest_topology(graph: Graph, target: Target) -> str | None:
-    """The topology with the fewest devices whose memory holds one rank's weights and states."""
+def smallest_topology(graph: Graph, target: Target, *, above: int = 0) -> str | None:
+    """The topology with the fewest devices, but more than `above`, whose memory holds one rank's
+    weights and states.
+    """
     for topology in target.topologies:
+        if topology.devices <= above:
+            continue
         try:
             held = sum(_held_bytes(graph, topology.devices, target))
         except ShardingError:

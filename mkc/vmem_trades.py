@@ -20,7 +20,7 @@ from mkc.targets import Target
 PASS = "residency"
 
 
-def lower(pipeline: Pipeline, prepared: Prepared, target: Target) -> Lowered:
+def lower_within_vmem(pipeline: Pipeline, prepared: Prepared, target: Target) -> Lowered:
     """The program of the fastest choice. Raises the `VmemError` of the first when none fits."""
     error: VmemError | None = None
     found: dict[str, Lowered] = {}

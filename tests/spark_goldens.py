@@ -13,6 +13,7 @@ from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
+from mkc import Graph
 from mkc.spec import DRAFT_NAMESPACE
 from mkc.spec import Round
 from mkc.spec import block_round
@@ -55,20 +56,26 @@ def spark_round(*, batch: int = 1, context: int = CONTEXT, **changes: Any) -> Ro
 @cache
 def spark_round_weights() -> Mapping[str, NDArray[Any]]:
     """Tensors of target and drafter by their names in a round's graph."""
-    drafts = {DRAFT_NAMESPACE + name: one for name, one in spark_weights().items()}
+    drafts = draft_weights(spark_round().graph, spark_case().meta["seed"])
     return {**kimi_case(SPARK_TARGET).weights(), **drafts}
 
 
 @cache
 def spark_weights() -> dict[str, NDArray[Any]]:
     """The drafter's tensors by checkpoint name."""
-    seed = spark_case().meta["seed"]
-    found = {}
-    for name, shape, _ in checkpoint_tensors(spark_round().graph):
-        if name.startswith(DRAFT_NAMESPACE):
-            own = name.removeprefix(DRAFT_NAMESPACE)
-            found[own] = spark_values(own, shape, seed).astype(np.float32).astype(bfloat16)
-    return found
+    found = draft_weights(spark_round().graph, spark_case().meta["seed"])
+    return {name.removeprefix(DRAFT_NAMESPACE): one for name, one in found.items()}
+
+
+def draft_weights(graph: Graph, seed: int) -> dict[str, NDArray[Any]]:
+    """The drafter's tensors by their names in a round's graph."""
+    return {
+        name: spark_values(name.removeprefix(DRAFT_NAMESPACE), shape, seed)
+        .astype(np.float32)
+        .astype(bfloat16)
+        for name, shape, _ in checkpoint_tensors(graph)
+        if name.startswith(DRAFT_NAMESPACE)
+    }
 
 
 def spark_values(name: str, shape: Shape, seed: int) -> Doubles:

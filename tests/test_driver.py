@@ -94,7 +94,7 @@ def test_too_few_devices_names_the_topology_that_would_do() -> None:
     weights, states = (float(one.split()[-2]) for one in message.split("(")[1].split(" of ")[:2])
     assert 50 < weights < 51
     assert 0 < states < 0.5
-    assert message.endswith("The smallest topology that holds them is v5e:2x2.")
+    assert message.endswith("topology that holds them is v5e:2x2; use --target v5e:2x2.")
 
 
 @pytest.mark.parametrize("batch", [0, 9])
@@ -190,3 +190,11 @@ def test_a_kernel_that_spills_more_than_there_is_is_refused(
     with pytest.raises(AheadOfTimeError, match="Exceeded vmem capacity by 1000.00M"):
         compile_graph(CompileRequest(graph=full_size(), target="tpu7x:2x2x1"))
     assert len(compiler.sources) == 1
+
+
+def test_a_topology_that_padding_exceeds_is_not_advised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without padding the model fits; a topology of as many devices would not help."""
+    monkeypatch.setattr(mkc.driver, "rank_bytes", lambda _: (1 << 50, 0))
+    with pytest.raises(HbmError) as raised:
+        lower_graph(dense_graph(), load_target("v5e:1x1"))
+    assert "use --target v5e:2x2" in str(raised.value)

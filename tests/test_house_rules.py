@@ -32,7 +32,8 @@ BELOW = {
     "hbm_plan": COMPILER,
     "report": {"plan", "prompt_blocks", "hbm_plan", *COMPILER},
     "advice": COMPILER,
-    "driver": COMPILER | {"plan", "report", "advice"},
+    "vmem_trades": COMPILER,
+    "driver": COMPILER | {"plan", "report", "advice", "vmem_trades"},
     "runtime": COMPILER | {"prompt_blocks", "hbm_plan", "report", "driver", "spec"},
     "cli": COMPILER | {"plan", "viz", "report", "driver", "runtime", "spec"},
 }

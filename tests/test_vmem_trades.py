@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from mkc import vmem_trades
 from mkc.errors import VmemError
 from mkc.passes.p10_shard import Shard
 from mkc.passes.pipeline import Lowered
 from mkc.passes.pipeline import Pipeline
 from mkc.schedule.simulate import simulate
 from mkc.targets import load_target
+from mkc.vmem_trades import lower_within_vmem
 from tests.passes.lowering import TARGET
 from tests.passes.lowering import full_size
 from tests.passes.test_pipeline import small_memory
@@ -22,13 +22,13 @@ SHORT, TIGHT = "residency.short_vmem", 24  # MiB that leave the ring a few slots
 def lowered(mib: int, passes: str = "") -> Lowered:
     pipeline = PIPELINE.override(passes)
     target = small_memory(mib)
-    return vmem_trades.lower(pipeline, pipeline.prepare(full_size(), target), target)
+    return lower_within_vmem(pipeline, pipeline.prepare(full_size(), target), target)
 
 
 def test_nothing_is_given_up_where_there_is_room() -> None:
     target = load_target(TARGET)
     prepared = PIPELINE.prepare(full_size(), target)
-    found = vmem_trades.lower(PIPELINE, prepared, target)
+    found = lower_within_vmem(PIPELINE, prepared, target)
     assert found.program == PIPELINE.finish(prepared, target).program
     assert not found.is_short
     assert all(one.id != SHORT for one in found.log.decisions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
@@ -19,6 +20,10 @@ from numpy.typing import NDArray
 
 from mkc.cli.lookup import package_folder
 from mkc.cli.lookup import registered_models
+from mkc.cli.reduced import Lower
+from mkc.cli.reduced import SmallPlan
+from mkc.cli.reduced import SmallPlans
+from mkc.cli.reduced import small_plans
 from mkc.cli.speculation import registered_drafters
 from mkc.driver import CompileResult
 from mkc.errors import MkcError
@@ -29,8 +34,9 @@ from mkc.model import Model
 from mkc.runtime.kernel import KernelSession
 from mkc.runtime.kernel import mesh_of
 from mkc.runtime.kernel_rounds import launch_rounds
+from mkc.schedule.program import Program
 
-type Compile = Callable[[Path | None, Path | None], CompileResult]
+type SmallLower = Callable[[Path | None, Path | None], Lower]
 """From the configs of model and drafter."""
 
 LARGEST_BYTES = 256 << 20  # weights that are interpreted in about a minute
@@ -60,17 +66,19 @@ class Found:
     ground: str
 
 
-def find_races(model: str, result: CompileResult, compiled: Compile, *, reduced: Reduced) -> Found:
+def find_races(model: str, result: CompileResult, lower: SmallLower, *, reduced: Reduced) -> Found:
     """Runs the model itself when it is small, else one of the same structure.
 
     Args:
       model: as the user named it.
       result: the plan that was asked for.
-      compiled: compiles the model with the same options and other configs.
+      lower: lowers the model with the same options and other configs.
       reduced: of the smaller one.
     """
+    program = result.lowered.program
     if reduced.config is None and _weight_bytes(result.graph) <= LARGEST_BYTES:
-        return _run(result, "the model itself")
+        whole = SmallPlan(graph=result.graph, lowered=result.lowered, source=result.kernel_source)
+        return _run_all([whole], "the model itself")
     config = reduced.config or _small_config(registered_models().get(model))
     draft = reduced.draft
     if draft is None and reduced.scheme is not None:
@@ -81,14 +89,24 @@ def find_races(model: str, result: CompileResult, compiled: Compile, *, reduced:
         return Found(ran=None, ground=ground)
     what = " and ".join(one.name for one in (config, draft) if one is not None)
     try:
-        small = compiled(config, draft)
+        small = small_plans(program, result.target, lower(config, draft))
     except MkcError as error:
         if reduced.config is not None or reduced.draft is not None:
             raise
         return Found(ran=None, ground=f"the reduced size, {what}, does not compile ({error})")
-    if _weight_bytes(small.graph) > LARGEST_BYTES:
+    if _weight_bytes(small.plans[0].graph) > LARGEST_BYTES:
         return Found(ran=None, ground=f"{what} is still too large to be interpreted")
-    return _run(small, f"reduced to {what}")
+    return _run_all(small.plans, f"reduced to {what}{_difference(program, small)}")
+
+
+def _difference(program: Program, small: SmallPlans) -> str:
+    """In what the mesh and the exchanges are others than those of the large plan."""
+    told = []
+    if small.mesh.ranks != program.ranks:
+        told.append(f" on {small.mesh} in place of {program.ranks} devices")
+    if small.missing:
+        told.append(f" without exchanges {', '.join(small.missing)}")
+    return ",".join(told)
 
 
 def _small_config(family: Model | Drafter | None) -> Path | None:
@@ -102,9 +120,21 @@ def _weight_bytes(graph: Graph) -> int:
     return sum(one.type.bytes * one.instances for one in graph.params.values())
 
 
-def _run(result: CompileResult, what: str) -> Found:
+def _run_all(plans: Sequence[SmallPlan], what: str) -> Found:
+    """Until one has a race."""
+    for plan in plans:
+        found = _run(plan, what)
+        if not found.ran:
+            return found
+    ranks, several = plans[0].lowered.program.ranks, len(plans) > 1
+    told = f"{what}, interpreted on {ranks} virtual devices"
+    if several:
+        told += f", {len(plans)} plans with different exchanges"
+    return Found(ran=True, ground=told)
+
+
+def _run(plan: SmallPlan, what: str) -> Found:
     """One launch with random weights, copies as late as possible, fresh memory NaN."""
-    program = result.lowered.program
     interpret = pltpu.InterpretParams(
         detect_races=True,
         vector_clock_size=CLOCK_ENTRIES,
@@ -114,12 +144,12 @@ def _run(result: CompileResult, what: str) -> Found:
         out_of_bounds_reads="raise",
     )
     session = KernelSession(
-        lowered=result.lowered,
-        source=result.kernel_source,
-        mesh=mesh_of(jax.devices("cpu")[: program.ranks]),
+        lowered=plan.lowered,
+        source=plan.source,
+        mesh=mesh_of(jax.devices("cpu")[: plan.lowered.program.ranks]),
         interpret=interpret,
     )
-    session.load_weights(_weights(result.graph))
+    session.load_weights(_weights(plan.graph))
     session.clear_states()
     printed = StringIO()
     try:
@@ -138,7 +168,7 @@ def _run(result: CompileResult, what: str) -> Found:
     if spoiled:
         problem = f"memory that nobody has written ends up in {', '.join(spoiled)} as NaN"
         return Found(ran=False, ground=f"{what}: {problem}")
-    return Found(ran=True, ground=f"{what}, interpreted on {program.ranks} virtual devices")
+    return Found(ran=True, ground=what)
 
 
 def _not_numbers(session: KernelSession) -> list[str]:

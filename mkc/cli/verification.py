@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,19 +27,25 @@ from mkc.cli.lookup import model_graph
 from mkc.cli.progress import working
 from mkc.cli.races import Reduced
 from mkc.cli.races import find_races
+from mkc.cli.reduced import Lower
+from mkc.cli.reduced import Mesh
+from mkc.cli.reduced import SmallPlan
 from mkc.cli.speculation import NONE
 from mkc.cli.speculation import check_scheme
 from mkc.cli.speculation import implied_scheme
 from mkc.cli.speculation import scheme_round
 from mkc.codegen_pallas.aot import compile_ahead
+from mkc.codegen_pallas.source import kernel_source
 from mkc.codegen_pallas.support import KernelSpec
 from mkc.driver import LARGEST_BATCH
 from mkc.driver import CompileRequest
 from mkc.driver import CompileResult
 from mkc.driver import compile_graph
+from mkc.driver import lower_graph
 from mkc.errors import BatchError
 from mkc.errors import KernelFileError
 from mkc.ir.graph import Graph
+from mkc.ir.token_masks import with_token_masks
 from mkc.runtime.kernel import load_module
 from mkc.runtime.kernel import mesh_of
 from mkc.schedule.lint import lint_program
@@ -47,7 +55,6 @@ from mkc.schedule.program import Program
 from mkc.schedule.verify import CODES
 from mkc.schedule.verify import OBLIGATIONS
 from mkc.schedule.verify import Issue
-from mkc.schedule.verify import prove
 from mkc.schedule.verify.accesses import Access
 from mkc.schedule.verify.accesses import access_difference
 from mkc.schedule.verify.case import Case
@@ -127,6 +134,21 @@ class Request:
             )
         )
 
+    def lowered(self, graph: Graph, mesh: Mesh, options: str) -> SmallPlan:
+        """With further options of passes, on a mesh that no topology need have."""
+        if self.token_masks:
+            graph = with_token_masks(graph)
+        found = lower_graph(
+            graph,
+            mesh.target,
+            tp=mesh.ranks,
+            passes=",".join(filter(None, (self.passes, options))),
+            logits=self.logits,
+            rounds_per_launch=self.rounds_per_launch,
+        )
+        source = kernel_source(found.program, found.steps, target=mesh.target)
+        return SmallPlan(graph=graph, lowered=found, source=source)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
@@ -153,12 +175,14 @@ def run_verification(request: Request, *, quiet: bool) -> list[Verdict]:
         result = request.compiled(request.graph(request.config, request.draft))
         source = result.kernel_source if text is None else text
         verdicts = [*_proof(result, edited=text is not None), *_lint(result, source)]
-    with working("tracing the kernel", quiet=quiet):
-        verdicts += _traced(request, result, source)
-    with working("looking for races", quiet=quiet):
-        verdicts.append(_races(request, result))
-    with working("compiling for the TPU", quiet=quiet):
-        verdicts.append(_aot(request, result, source))
+    with ThreadPoolExecutor(1) as beside:  # the compiler is a process of its own
+        ahead = beside.submit(_aot, request, result, source)
+        with working("tracing the kernel", quiet=quiet):
+            verdicts += _traced(request, result, source)
+        with working("looking for races", quiet=quiet):
+            verdicts.append(_races(request, result))
+        with working("compiling for the TPU", quiet=quiet):
+            verdicts.append(ahead.result())
     return verdicts
 
 
@@ -171,8 +195,7 @@ def read_kernel(path: Path) -> str:
 
 def _proof(result: CompileResult, *, edited: bool) -> Iterator[Verdict]:
     """One verdict per obligation, on the program; a kernel file that is given has no program."""
-    program = result.lowered.program
-    proof = prove([program] * program.ranks, result.target)
+    proof, program = result.proof, result.lowered.program
     ground = f"{len(proof.cases)} kinds of launches, {proof.events} events, {program.ranks} ranks"
     if edited:
         ground = f"of the generated program: {ground}"
@@ -415,12 +438,11 @@ def _races(request: Request, result: CompileResult) -> Verdict:
         draft=request.races_draft,
         scheme=request.spec if request.drafts else None,
     )
-    found = find_races(
-        request.model,
-        result,
-        lambda config, draft: request.compiled(request.graph(config, draft)),
-        reduced=reduced,
-    )
+
+    def lower(config: Path | None, draft: Path | None) -> Lower:
+        return partial(request.lowered, request.graph(config, draft))
+
+    found = find_races(request.model, result, lower, reduced=reduced)
     if found.ran is None:
         return Verdict(name="races", status=SKIPPED, ground=found.ground)
     return Verdict(name="races", status=HOLDS if found.ran else FAILS, ground=found.ground)

@@ -40,6 +40,8 @@ INSTRUCTION = re.compile(r"^\s*(?:ROOT )?(%?[\w.-]+) = (.*)$")
 SCALARS = re.compile(r"[sf]32\[\d+\]\{")
 OPCODE = re.compile(r" ([a-z][a-z0-9-]*)\(")
 BUNDLE = re.compile(r"^\s*(0x[0-9a-f]+|0)\s", re.MULTILINE)
+# What is read of the compiler's dump. Writing all its steps takes as long as compiling.
+DUMPED = "critical-path|final_bundles"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,15 +141,23 @@ def _run(request: _Request, folder: Path, timeout_seconds: float) -> AotResult:
     )
 
 
-def child_environment(dump_path: str) -> dict[str, str]:
-    """The child's environment: no accelerator, no cloud metadata, machine code as text."""
+def child_environment(dump_path: str = "") -> dict[str, str]:
+    """The child's environment: no accelerator, no cloud metadata.
+
+    Args:
+      dump_path: folder for the machine code as text; empty for none.
+    """
     environment = dict(os.environ)
     environment.pop("XLA_FLAGS", None)  # tests set virtual devices and precision for the CPU there
     environment["JAX_PLATFORMS"] = "cpu"
     environment["TPU_SKIP_MDS_QUERY"] = "1"
     # libtpu's lock file guards a real TPU; compilers without one do not disturb each other
     environment["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
-    environment["LIBTPU_INIT_ARGS"] = f"--xla_jf_dump_to={dump_path} --xla_jf_dump_llo_text=true"
+    dump = (
+        f"--xla_jf_dump_to={dump_path} --xla_jf_dump_llo_text=true "
+        f"--xla_jf_dump_llo_pass_label_regex={DUMPED}"
+    )
+    environment["LIBTPU_INIT_ARGS"] = dump if dump_path else ""
     root = str(Path(__file__).resolve().parents[2])
     paths = [root, environment["PYTHONPATH"]] if environment.get("PYTHONPATH") else [root]
     environment["PYTHONPATH"] = os.pathsep.join(paths)

@@ -135,6 +135,7 @@ def _kept_delta_rule(phase: KeptDeltaRulePhase) -> list[str]:
 def _rows_attention(program: Program, phase: RowsAttentionPhase) -> list[str]:
     cache = next(one for one in program.caches if one.name == phase.cache)
     seen = "" if phase.window is None else f", keys nearer than {phase.window}"
+    seen += " to the block" if seen and phase.anchored else ""
     return [
         f"{phase.heads} query and {phase.kv_heads} key heads of {phase.head_dim}; tiles of "
         f"{cache.tile} positions, {cache.slots} slots{seen}."

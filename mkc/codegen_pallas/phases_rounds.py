@@ -95,6 +95,7 @@ def _rows_attention(writer: PhaseWriter, phase: RowsAttentionPhase) -> list[str]
         f"    scale={phase.scale!r},",
         f"    causal={phase.causal},",
         f"    window={phase.window},",
+        *(["    anchored=True,"] if phase.anchored else []),
         *SEQUENCES,
         ")",
         f"return c._replace({phase.cache}=cursor)",

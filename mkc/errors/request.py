@@ -372,7 +372,7 @@ class HbmError(MkcError):
     ) -> None:
         needed = weight_bytes + state_bytes
         advice = (
-            f"The smallest topology that holds them is {smallest}"
+            f"The smallest topology that holds them is {smallest}; use --target {smallest}"
             if smallest is not None
             else "No topology of this target holds them; use a smaller model or another target"
             if weight_bytes > limit_bytes

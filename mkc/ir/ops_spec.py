@@ -160,6 +160,12 @@ class BlockAttention(Op):
     causal: bool
     anchored: bool = False
 
+    @property
+    def reach(self) -> int | None:
+        """Keys before the block are seen that are nearer than this: to the row, or, when
+        `anchored`, to the block's first row. None for all."""
+        return self.window + 1 if self.anchored and self.window is not None else self.window
+
 
 @dataclass(frozen=True, kw_only=True)
 class TopK(Op):

@@ -171,7 +171,8 @@ def _rows_attention(lowering: Lowering, step: Step, title: str) -> Phase:
         head_dim=dim,
         scale=op.scale,
         causal=True if isinstance(op, ops.Attention) else op.causal,
-        window=None if isinstance(op, ops.Attention) else op.window,
+        window=None if isinstance(op, ops.Attention) else op.reach,
+        anchored=isinstance(op, ops_spec.BlockAttention) and op.anchored,
         rounds=node.results[0].type.dtype is DType.BF16,
     )
 

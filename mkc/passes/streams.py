@@ -276,7 +276,7 @@ class _Placer:
             case ops.Attention() | LatentAttention():
                 self.cache(node, window=None)
             case ops_spec.BlockAttention() as op:
-                self.cache(node, window=op.window)
+                self.cache(node, window=op.reach)
             case ops.CausalConv() | ops_spec.KeptConv():
                 state = states[node.states[0]]
                 taps, channels = state.type.shape

@@ -27,6 +27,11 @@ from mkc.ir.text import print_graph
 
 # Instructions that write a whole new array, as the HLO text names them.
 COPY = re.compile(r"= (\w+)\[([\d,]+)\][^=]*? (?:copy|copy-start|transpose)\(")
+COMPUTATION = re.compile(r"^%([\w.-]+) \(")  # the first line of one that is not the entry
+# Inside a fusion a copy of an operand that keeps the operand's memory is a view in another layout;
+# what comes behind it reads the part that it needs.
+VIEW = re.compile(r"output_to_operand_aliasing=\{.*?\}, calls=%([\w.-]+)")
+FUSED = "fused_computation"
 LARGE_BYTES = 64 << 20  # above any activation and any single matrix but the LM head
 
 
@@ -106,7 +111,7 @@ def compile_prefill_ahead(
         try:
             child = subprocess.run(
                 [sys.executable, "-m", "mkc.runtime.prefill_aot", str(request_path)],
-                env=child_environment(str(Path(folder, "dump"))),
+                env=child_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -137,12 +142,30 @@ def _failure(error: str) -> PrefillAot:
 def large_copies(hlo: str) -> tuple[str, ...]:
     """Shapes of copied arrays above `LARGE_BYTES`, in the order of the HLO text."""
     sizes = {"bf16": 2, "f32": 4, "s32": 4}
+    views = _views(hlo)
     found = []
-    for dtype, dimensions in COPY.findall(hlo):
-        elements = prod(int(one) for one in dimensions.split(","))
-        if elements * sizes.get(dtype, 1) > LARGE_BYTES:
-            found.append(f"{dtype}[{dimensions}]")
+    computation = ""
+    for line in hlo.splitlines():
+        if (start := COMPUTATION.match(line)) is not None:
+            computation = start[1]
+        for dtype, dimensions in COPY.findall(line):
+            elements = prod(int(one) for one in dimensions.split(","))
+            large = elements * sizes.get(dtype, 1) > LARGE_BYTES
+            if large and computation not in views:
+                found.append(f"{dtype}[{dimensions}]")
     return tuple(found)
+
+
+def _views(hlo: str) -> frozenset[str]:
+    """Computations that fused ones call for an operand in another layout."""
+    found = set()
+    computation = ""
+    for line in hlo.splitlines():
+        if (start := COMPUTATION.match(line)) is not None:
+            computation = start[1]
+        if FUSED in computation and (view := VIEW.search(line)) is not None:
+            found.add(view[1])
+    return frozenset(found)
 
 
 def _compile(request: _Request) -> PrefillAot:

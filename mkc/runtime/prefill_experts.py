@@ -89,10 +89,10 @@ def expert_sum(
         entry = layer * plan.local + expert
         row = jnp.where(there, entries // k, rows)  # what is not there is behind the last row
         value = x.at[row].get(mode="fill", fill_value=0)
-        both = _product(value, gate_up[entry], held)
+        both = _product(value, _entry(gate_up, entry), held)
         gate, up = both[:, : held.width], both[:, held.width : 2 * held.width]
         middle = gated(gate, up, op.gate_cap, op.up_cap).astype(x.dtype)
-        own = _product(middle, down[entry], held)
+        own = _product(middle, _entry(down, entry), held)
         weight = weights.reshape(-1)[entries][:, None]
         # Not a product with zero: what is not there may overflow.
         part = jnp.where(there[:, None], own * weight, 0.0)
@@ -117,23 +117,44 @@ def _pieces(local_ids: Array, local: int) -> _Pieces:
     )
 
 
+def _entry(array: Array, number: Array) -> Array:
+    """One entry [rows, columns]. Without its first axis the array has one layout to be in; with it
+    the compiler chooses another one for the entry, and begins with a copy of all entries.
+    """
+    _, rows, columns = array.shape
+    return lax.dynamic_slice(array.reshape(-1, columns), (number * rows, 0), (rows, columns))
+
+
 def _product(x: Array, entry: Array, held: ExpertSlice) -> Array:
     """x [rows, inputs] times a matrix as it lies in an entry: f32 [rows, columns]."""
     if held.dtype is not DType.E2M1X2:
         return contract("rk,kn->rn", x, entry)
     inputs = whole(x.shape[1], CODE_ROWS)
     padded = jnp.pad(x, ((0, 0), (0, inputs - x.shape[1])))
-    return contract("rk,kn->rn", padded, decoded(entry, inputs).astype(x.dtype))
+    halves = [padded[:, first::CODES_PER_BYTE] for first in range(CODES_PER_BYTE)]
+    matrix = decoded(entry, inputs).astype(x.dtype)
+    return contract("rk,kn->rn", jnp.concatenate(halves, axis=1), matrix)
 
 
 def decoded(entry: Array, inputs: int) -> Array:
-    """Values f32 [inputs, columns] of rows of bytes, see `mkc.runtime.pack_experts`; exact."""
+    """Values of rows of bytes, see `mkc.runtime.pack_experts`; exact.
+
+    Side by side as they lie in a byte, the inputs would stand between registers; so the even ones
+    come first, then the odd ones.
+
+    Returns:
+      f32 [inputs, columns].
+    """
     stored = entry.astype(jnp.int32) & 0xFF
     pairs, behind = stored[: inputs // CODES_PER_BYTE], inputs // CODES_PER_BYTE
-    codes = jnp.stack([pairs & 15, pairs >> 4], axis=1).reshape(inputs // GROUP, GROUP, -1)
-    step = (codes & 7).astype(jnp.float32)  # number of the magnitude, see `mkc.ir.mxfp4.CODES`
-    size = jnp.where(step < 4, step / 2, jnp.where(step < 6, step - 2, 2 * step - 8))
     # The bits of a power of two in f32 are its biased exponent.
     exponents = stored[behind : behind + inputs // GROUP] << 23
     factors = lax.bitcast_convert_type(exponents, jnp.float32)[:, None]
-    return (jnp.where(codes > 7, -size, size) * factors).reshape(inputs, -1)
+
+    def values(codes: Array) -> Array:
+        step = (codes & 7).astype(jnp.float32)  # number of the magnitude, see `mxfp4.CODES`
+        size = jnp.where(step < 4, step / 2, jnp.where(step < 6, step - 2, 2 * step - 8))
+        signed = jnp.where(codes > 7, -size, size).reshape(inputs // GROUP, -1, codes.shape[1])
+        return (signed * factors).reshape(codes.shape)
+
+    return jnp.concatenate([values(pairs & 15), values(pairs >> 4)])

@@ -73,6 +73,7 @@ OF_ROUNDS = (
     "also",
     "scalars",
     "window",
+    "anchored",
     "sampling",
     "forced",
     "rows",

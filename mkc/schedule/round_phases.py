@@ -69,6 +69,7 @@ class RowsAttentionPhase(Phase):
       positions: scalars [rows], of the block.
       causal: a row sees only the rows of its block up to itself.
       window: keys nearer than this are seen, None for all.
+      anchored: nearer to the block's first row; its own rows are seen whatever the window.
       rounds: the output is rounded to bf16.
     """
 
@@ -87,6 +88,7 @@ class RowsAttentionPhase(Phase):
     causal: bool
     window: int | None
     rounds: bool
+    anchored: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

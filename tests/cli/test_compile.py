@@ -175,6 +175,7 @@ def test_a_failure_while_writing_leaves_the_old_folder(
         graph=None,  # type: ignore[arg-type]
         lowered=None,  # type: ignore[arg-type]
         target=None,  # type: ignore[arg-type]
+        proof=None,  # type: ignore[arg-type]
         report={},
         plan={},
         kernel_source="",

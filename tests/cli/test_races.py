@@ -15,6 +15,8 @@ from mkc.cli.races import LARGEST_BYTES
 from mkc.cli.races import Found
 from mkc.cli.races import Reduced
 from mkc.cli.races import find_races
+from mkc.cli.reduced import Lower
+from mkc.cli.reduced import SmallPlan
 from mkc.cli.speculation import registered_drafters
 from mkc.cli.speculation import scheme_round
 from mkc.driver import CompileRequest
@@ -80,16 +82,21 @@ def chosen(
     model: str, reduced: Reduced, result: CompileResult, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Found, list[tuple[str, ...]]]:
     """What is run in place of a model that is too large, and the configs it is compiled from."""
-    monkeypatch.setattr(races, "_run", lambda _, what: Found(ran=True, ground=what))
+    monkeypatch.setattr(races, "_run_all", lambda _, what: Found(ran=True, ground=what))
     sizes = iter((LARGEST_BYTES + 1, 0))
     monkeypatch.setattr(races, "_weight_bytes", lambda _: next(sizes))
     configs = []
 
-    def compiled(config: Path | None, draft: Path | None) -> CompileResult:
+    def lower(config: Path | None, draft: Path | None) -> Lower:
         configs.append(tuple(one.name for one in (config, draft) if one is not None))
-        return result
+        return lambda mesh, options: small(result)
 
-    return find_races(model, result, compiled, reduced=reduced), configs
+    return find_races(model, result, lower, reduced=reduced), configs
+
+
+def small(result: CompileResult) -> SmallPlan:
+    """What is interpreted of a plan."""
+    return SmallPlan(graph=result.graph, lowered=result.lowered, source=result.kernel_source)
 
 
 def test_a_large_model_is_reduced(dense: CompileResult, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +134,7 @@ def test_memory_that_nobody_has_written(dense: CompileResult) -> None:
     line = next(one for one in dense.kernel_source.splitlines() if old in one)
     source = dense.kernel_source.replace(line, line.replace("[:, 0:", "[0:0, 0:").split(" = ")[0])
     assert source != dense.kernel_source
-    found = races._run(replace(dense, kernel_source=source), "edited")
+    found = races._run(replace(small(dense), source=source), "edited")
     assert found.ran is False
     assert "memory that nobody has written" in found.ground
-    assert races._run(dense, "sound").ran
+    assert races._run(small(dense), "sound").ran

@@ -39,6 +39,10 @@ def bf16(x: np.ndarray) -> np.ndarray:
     ],
 )
 def test_walk(ranks: int, batch: int, rows: int, rounds: bool) -> None:
+    check_walk(ranks, batch, rows, rounds)
+
+
+def check_walk(ranks: int, batch: int, rows: int, rounds: bool) -> None:
     """Corrections are as large as logits, and both have few values, so that there are ties."""
     random = np.random.default_rng(ranks)
     columns = 128
@@ -128,6 +132,10 @@ def test_walk(ranks: int, batch: int, rows: int, rounds: bool) -> None:
 
 
 def test_cut() -> None:
+    check_cut()
+
+
+def check_cut() -> None:
     """Nothing cut, everything, from the middle on; row 0 stays; padding stays padding."""
     rows, threshold = 4, 0.5
     confidence = np.array(

@@ -48,6 +48,7 @@ def check(
     window: int | None = None,
     fetched_window: bool = True,
     causal: bool = True,
+    anchored: bool = False,
     slots: int = 3,
     mode: Mode = Mode.LATE,
 ) -> None:
@@ -59,6 +60,7 @@ def check(
       own: rows of each block behind those; None when the entering rows are the block.
     """
     batch = len(firsts)
+    block_op = BlockAttention(scale=head_dim**-0.5, window=window, causal=causal, anchored=anchored)
     random = np.random.default_rng(rows * batch)
     width, queries = kv_heads * head_dim, heads * head_dim
     sizes = {"batch": batch, "rows_per_sequence": rows}
@@ -87,7 +89,7 @@ def check(
             layers=LAYERS,
             slots=slots,
             tile=TILE,
-            window=window if fetched_window else None,
+            window=block_op.reach if fetched_window else None,
         )
         out[...] = jnp.zeros_like(out)
 
@@ -109,7 +111,8 @@ def check(
                 head_dim=head_dim,
                 scale=head_dim**-0.5,
                 causal=causal,
-                window=window,
+                window=block_op.reach,
+                anchored=anchored,
                 **sizes,
             )
 
@@ -146,7 +149,7 @@ def check(
         op: Op = Attention(scale=head_dim**-0.5)
         operands = [q, own_k, own_v, block]
         if own is not None:
-            op = BlockAttention(scale=head_dim**-0.5, window=window, causal=causal)
+            op = block_op
             operands += [other_k, other_v, first]
         states = [cache[layer].reshape(batch, CONTEXT, kv_heads, head_dim) for cache in caches]
         (expected,), new_states = meaning(op, operands, states, positions=block, batch=batch)
@@ -214,6 +217,13 @@ def test_blocks_with_remembered_rows(window: int | None, causal: bool) -> None:
     counts = list(range(1, 9))
     firsts = [0, 15, 31, 32, 60, 77, 95, 100]
     check(firsts, counts, [8] * 8, window=window, causal=causal, heads=4, kv_heads=2)
+
+
+@pytest.mark.parametrize("window", [3, 31])
+def test_anchored_windows(window: int) -> None:
+    """All rows of a block see as many positions before it, and one another. The farthest position
+    is the last one of a tile, or the first one of the next."""
+    check([2, 26 + window, 30 + window, 100], [1, 5, 2, 8], [8] * 4, window=window, anchored=True)
 
 
 @pytest.mark.parametrize("fetched_window", [False, True])

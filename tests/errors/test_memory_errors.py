@@ -112,7 +112,7 @@ def test_weights_that_exceed_one_device() -> None:
     )
     assert needed == pytest.approx(weights + states, abs=0.02)
     assert needed - limit == pytest.approx(over, abs=0.02)
-    with refused(HbmError, "'v5e:1x1'", "The smallest topology that holds them is v5e:2x2."):
+    with refused(HbmError, "'v5e:1x1'", "holds them is v5e:2x2; use --target v5e:2x2."):
         raise raised.value
     assert compile_small(sizes, target="v5e").target.name == "v5e:2x2"
 

@@ -33,6 +33,7 @@ from mkc.ir.reference import step_outputs
 from mkc.passes.p10_shard import Shard
 from mkc.passes.p70_lower import Lower
 from mkc.passes.pipeline import Pipeline
+from mkc.runtime.finish_round import SequenceSampling
 from mkc.runtime.kernel import KernelSession
 from mkc.runtime.kernel import mesh_of
 from mkc.runtime.kernel_rounds import launch_rounds
@@ -99,6 +100,12 @@ def session_of(
     return session
 
 
+def compiled_quickly(session: KernelSession) -> KernelSession:
+    """The same: compiling takes most of the time of a kernel that is interpreted."""
+    session.step_function = jax.jit(session.step_function, compiler_options=OPTIONS)
+    return session
+
+
 @dataclass(frozen=True, kw_only=True)
 class Start:
     """Where a launch begins.
@@ -132,12 +139,14 @@ class Launch:
     Attributes:
       stops: stop ids of each sequence.
       masks: which tokens may follow each row; empty for all.
+      sampling: options of each sequence, for a kernel that samples; empty for greedy ones.
     """
 
     rounds: int
     budgets: tuple[int, ...]
     stops: tuple[tuple[int, ...], ...]
     masks: tuple[Array | None, ...] = ()
+    sampling: tuple[SequenceSampling, ...] = ()
 
     @classmethod
     def of(cls, batch: int, rounds: int) -> Launch:
@@ -147,12 +156,17 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class Rounds:
-    """Of the rounds that ran, as in `mkc.runtime.kernel_rounds.RoundsResult`."""
+    """Of the rounds that ran, as in `mkc.runtime.kernel_rounds.RoundsResult`.
+
+    Attributes:
+      logits: of a kernel.
+    """
 
     tokens: Array
     counts: Array
     drafts: Array
     carried: Mapping[str, Array]
+    logits: Array | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +199,7 @@ def run_kernel(session: KernelSession, start: Start, launch: Launch) -> Outcome:
                 budgets=launch.budgets,
                 stop_ids=launch.stops,
                 masks=launch.masks,
+                sampling=launch.sampling,
             )
             detector = interpret_pallas_call.races
             races = detector is not None and detector.races_found
@@ -195,6 +210,7 @@ def run_kernel(session: KernelSession, start: Start, launch: Launch) -> Outcome:
         counts=launched.counts,
         drafts=launched.drafts,
         carried=launched.carried,
+        logits=launched.logits,
     )
     states = {key: session.state(key) for key in start.states}
     return Outcome(result=result, states=states, races=races, printed=printed.getvalue())

@@ -9,6 +9,7 @@ from tests.mutation import rank_mutations
 from tests.mutation import round_mutations
 from tests.mutation import sampling_mutations
 from tests.mutation import shape_mutations
+from tests.mutation import walk_mutations
 from tests.mutation.registry import MUTATIONS
 from tests.mutation.registry import Mutation
 
@@ -21,6 +22,7 @@ MODULES = (
     sampling_mutations,
     expert_mutations,
     shape_mutations,
+    walk_mutations,
 )
 
 __all__ = ["MODULES", "MUTATIONS", "Mutation"]

@@ -7,6 +7,8 @@ from functools import cache
 
 from mkc.ir.graph import Graph
 from mkc.schedule.program import Program
+from tests.kernel.spark_harness import Case
+from tests.kernel.spark_harness import scheme_of
 from tests.passes.kimi import small_kimi
 from tests.passes.lowering import dense_graph
 from tests.passes.lowering import golden_graph
@@ -24,7 +26,7 @@ def subject(name: str) -> Program:
     """`one`, `two` and `eight` ranks; `rounds` in one launch; `shares` of two-phase sums, two
     `levels` of sums; rounds of a scheme: `draft` of one sequence, `drafts` of two on two ranks,
     several in a launch; `gathers` of columns; `draw` and `draws` of rounds that sample; `experts`
-    of two layers that two rows choose."""
+    of two layers that two rows choose; `walk` of two sequences whose blocks are cut."""
     match name:
         case "one":
             return lower(golden_graph("qwen38_mini"), 1).program
@@ -56,6 +58,9 @@ def subject(name: str) -> Program:
             ).program
         case "experts":
             return with_fewer_slots(small_kimi(layers=3, latent=[3], dense=1, batch=2), 2)
+        case "walk":
+            cut = Case(batch=2, cut=0.5)
+            return lower(scheme_of(cut).graph, 2, f"{SMALL_TILES},lower{{rounds={ROUNDS}}}").program
         case _:
             raise AssertionError(name)
 

@@ -7,10 +7,8 @@ What is drawn is compared with what the reference draws from the kernel's own lo
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from dataclasses import fields
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 import jax.numpy as jnp
@@ -33,37 +31,31 @@ from tests.kernel.test_sampled_rounds import launch
 from tests.kernel.test_sampled_rounds import proposed
 from tests.kernel.test_sampled_rounds import session_of
 from tests.kernel.test_sampled_rounds import with_likely_drafts
-from tests.mutation.test_wrong_rounds import PAGE
-from tests.mutation.test_wrong_rounds import changed
+from tests.mutation.wrong import SUPPORT
+from tests.mutation.wrong import Function
+from tests.mutation.wrong import Wrong
+from tests.mutation.wrong import changed
+from tests.mutation.wrong import names
+from tests.mutation.wrong import on_the_page
+from tests.mutation.wrong import result
+from tests.mutation.wrong import table
 
-BEGIN, END = "<!-- draws -->\n", "<!-- end of draws -->"
-SUPPORT = "mkc.codegen_pallas.support"
+HEADING = "mistake in the arithmetic of rounds that sample"
 ACCEPT = f"{SUPPORT}.sampled_accept"
 OTHER = SequenceSampling(temperature=1.2, top_k=90, top_p=0.8, min_p=0.0, seed=(-3, 70))
 FORCED = [3, 5]
 SEEDS = 8  # so many pairs of draws, of which some show a mistake that changes a few only
 
-type Function = Callable[..., Any]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Wrong:
-    """A mistake: a function in another one's place."""
-
-    story: str
-    name: str
-    instead: Callable[[Function], Function]
-    module: str = ACCEPT
+def wrong(
+    story: str, name: str, instead: Callable[[Function], Function], *, module: str = ACCEPT
+) -> Wrong:
+    return Wrong(story=story, name=name, module=module, instead=instead)
 
 
 def with_runner(change: Callable[[Any], Any]) -> Callable[[Function], Function]:
     """The race of another runner."""
     return lambda race: lambda logits, runner, **sizes: race(logits, change(runner), **sizes)
-
-
-def result(change: Callable[[Any], Any]) -> Callable[[Function], Function]:
-    """The function with another result."""
-    return lambda function: lambda *given, **named: change(function(*given, **named))
 
 
 def of_the_other(filters: Any) -> Any:
@@ -104,69 +96,69 @@ def all_counts(function: Function) -> Function:
 
 
 MISTAKES = {
-    "uniform_of_another_place": Wrong(
-        story="a draft is judged by the random number of the position behind it",
-        name="_uniform",
-        instead=changed(1, next_place),
+    "uniform_of_another_place": wrong(
+        "a draft is judged by the random number of the position behind it",
+        "_uniform",
+        changed(1, next_place),
     ),
-    "proposal_ignored": Wrong(
-        story="a draft is accepted with probability p, whatever it was drawn with",
-        name="_of_draft",
-        instead=result(jnp.ones_like),
+    "proposal_ignored": wrong(
+        "a draft is accepted with probability p, whatever it was drawn with",
+        "_of_draft",
+        result(jnp.ones_like),
     ),
-    "residual_forgotten": Wrong(
-        story="behind a rejected draft a token is drawn from p, not from what p has more than q",
-        name="race",
-        instead=with_runner(lambda one: replace(one, proposal=0 * one.proposal)),
+    "residual_forgotten": wrong(
+        "behind a rejected draft a token is drawn from p, not from what p has more than q",
+        "race",
+        with_runner(lambda one: replace(one, proposal=0 * one.proposal)),
     ),
-    "race_of_another_place": Wrong(
-        story="a token is drawn with the random numbers of the position before it",
-        name="race",
-        instead=with_runner(lambda one: replace(one, position=one.position - 1)),
+    "race_of_another_place": wrong(
+        "a token is drawn with the random numbers of the position before it",
+        "race",
+        with_runner(lambda one: replace(one, position=one.position - 1)),
     ),
-    "seed_words_exchanged": Wrong(
-        story="the two words of a seed are exchanged",
-        name="race",
-        instead=with_runner(lambda one: replace(one, seed=one.seed[::-1])),
+    "seed_words_exchanged": wrong(
+        "the two words of a seed are exchanged",
+        "race",
+        with_runner(lambda one: replace(one, seed=one.seed[::-1])),
     ),
-    "race_of_another_row": Wrong(
-        story="the token behind the accepted drafts is drawn from the row before",
-        name="race",
-        instead=with_runner(lambda one: replace(one, row=jnp.maximum(one.row - 1, 0))),
+    "race_of_another_row": wrong(
+        "the token behind the accepted drafts is drawn from the row before",
+        "race",
+        with_runner(lambda one: replace(one, row=jnp.maximum(one.row - 1, 0))),
     ),
-    "options_of_the_other": Wrong(
-        story="a sequence is filtered by the options of another one",
-        name="filters_of",
-        instead=result(of_the_other),
+    "options_of_the_other": wrong(
+        "a sequence is filtered by the options of another one",
+        "filters_of",
+        result(of_the_other),
     ),
-    "guessed": Wrong(
-        story="a row whose filter may keep more than the list shows is drawn all the same",
-        name="find_cut",
-        instead=result(lambda cut: replace(cut, decided=jnp.ones_like(cut.decided))),
+    "guessed": wrong(
+        "a row whose filter may keep more than the list shows is drawn all the same",
+        "find_cut",
+        result(lambda cut: replace(cut, decided=jnp.ones_like(cut.decided))),
     ),
-    "drafts_of_another_place": Wrong(
-        story="drafts are drawn with the random numbers of the position behind them",
-        name="sampled_walk",
+    "drafts_of_another_place": wrong(
+        "drafts are drawn with the random numbers of the position behind them",
+        "sampled_walk",
+        changed("positions", next_place),
         module=SUPPORT,
-        instead=changed("positions", next_place),
     ),
-    "rows_not_carried": Wrong(
-        story="what drafts were drawn from stays that of an earlier round",
-        name="end_sampled_round",
+    "rows_not_carried": wrong(
+        "what drafts were drawn from stays that of an earlier round",
+        "end_sampled_round",
+        without_rows,
         module=SUPPORT,
-        instead=without_rows,
     ),
-    "rows_carried_undecided": Wrong(
-        story="a sequence that is not decided hands on the candidates of the round",
-        name="end_sampled_round",
+    "rows_carried_undecided": wrong(
+        "a sequence that is not decided hands on the candidates of the round",
+        "end_sampled_round",
+        all_counts,
         module=SUPPORT,
-        instead=all_counts,
     ),
-    "still_forced": Wrong(
-        story="what is forced is forced in the launch's next round, too",
-        name="end_sampled_round",
+    "still_forced": wrong(
+        "what is forced is forced in the launch's next round, too",
+        "end_sampled_round",
+        still_forced,
         module=SUPPORT,
-        instead=still_forced,
     ),
 }
 QUICK = ("proposal_ignored",)
@@ -198,14 +190,9 @@ def check_draws(session: KernelSession) -> None:
     np.testing.assert_array_equal(both.tokens, [first.tokens[0], second.tokens[0]])
 
 
-@pytest.mark.parametrize(
-    "name",
-    [one if one in QUICK else pytest.param(one, marks=pytest.mark.long) for one in MISTAKES],
-)
+@pytest.mark.parametrize("name", names(MISTAKES, QUICK))
 def test_the_kernel_draws_otherwise(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = MISTAKES[name]
-    module = import_module(wrong.module)
-    monkeypatch.setattr(module, wrong.name, wrong.instead(getattr(module, wrong.name)))
+    MISTAKES[name].make(monkeypatch)
     session = session_of(1, Mode.GENERIC)
     with pytest.raises(AssertionError):
         check_draws(session)
@@ -215,13 +202,5 @@ def test_without_a_mistake_it_draws_what_the_reference_draws() -> None:
     check_draws(kernel())
 
 
-def table() -> str:
-    lines = ["| mistake in the arithmetic of rounds that sample |", "|---|"]
-    lines += [f"| {one.story} |" for one in MISTAKES.values()]
-    return "\n".join(lines) + "\n"
-
-
 def test_the_list_on_the_page_is_this_one() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    section = text[text.index(BEGIN) + len(BEGIN) : text.index(END)]
-    assert section == table()
+    assert on_the_page("draws") == table(HEADING, MISTAKES)

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from dataclasses import replace
 from functools import cache
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -31,9 +29,14 @@ from tests.kernel.rounds_harness import run_kernel
 from tests.kernel.rounds_harness import run_reference
 from tests.kernel.rounds_harness import session_of
 from tests.kernel.rounds_harness import with_drafts
+from tests.mutation.wrong import Changed
+from tests.mutation.wrong import Wrong
+from tests.mutation.wrong import changed
+from tests.mutation.wrong import names
+from tests.mutation.wrong import on_the_page
+from tests.mutation.wrong import table
 
-PAGE = Path(__file__).parents[2] / "docs" / "verifier.md"
-BEGIN, END = "<!-- arithmetic -->\n", "<!-- end of arithmetic -->"
+HEADING = "mistake in the arithmetic of rounds"
 BATCH, ROUNDS = 2, 2
 LENGTHS = (21, 40)
 WRONG = (3, 5)  # the draft of each sequence that is not accepted
@@ -41,53 +44,15 @@ ROWS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wrong:
-    """A mistake: a function in another one's place, or an edit of the kernel's text.
+class WrongRound(Wrong):
+    """A mistake in a function, or an edit of the kernel's text.
 
     Attributes:
       stops: it shows in a launch in which a sequence emits its stop id in the first round.
     """
 
-    story: str
     stops: bool = False
-    name: str = ""
-    module: str = "mkc.codegen_pallas.support"
-    instead: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
     edit: Callable[[str], str] = lambda text: text
-
-
-@dataclass(frozen=True, kw_only=True)
-class Changed:
-    """Scalars that are read with a change."""
-
-    scalars: Any
-    change: Callable[[Any, Any], Any]
-
-    @property
-    def shape(self) -> Any:
-        return self.scalars.shape
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.change(self.scalars, index)
-
-
-def changed(
-    argument: str | int, change: Callable[[Any, Any], Any]
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The function with one of its arguments, scalars, changed."""
-
-    def of(function: Callable[..., Any]) -> Callable[..., Any]:
-        def wrong(*arguments: Any, **named: Any) -> Any:
-            given = list(arguments)
-            if isinstance(argument, int):
-                given[argument] = Changed(scalars=given[argument], change=change)
-            else:
-                named[argument] = Changed(scalars=named[argument], change=change)
-            return function(*given, **named)
-
-        return wrong
-
-    return of
 
 
 def one_more(scalars: Any, index: Any) -> Any:
@@ -178,67 +143,67 @@ def causal_block(text: str) -> str:
 
 
 MISTAKES = {
-    "commit_too_many": Wrong(
+    "commit_too_many": WrongRound(
         story="a recurrent state commits one row too many",
         name="kept_delta_rule",
         instead=changed(9, one_more),
     ),
-    "commit_too_few": Wrong(
+    "commit_too_few": WrongRound(
         story="a recurrent state commits one row too few",
         name="kept_delta_rule",
         instead=changed(9, one_less),
     ),
-    "convolution_too_many": Wrong(
+    "convolution_too_many": WrongRound(
         story="a convolution commits one row too many",
         name="kept_conv",
         instead=changed("kept", one_more),
     ),
-    "commit_skipped": Wrong(
+    "commit_skipped": WrongRound(
         story="a convolution commits nothing of what was accepted, the recurrent state does",
         name="kept_conv",
         instead=changed("kept", nothing),
     ),
-    "stop_read_early": Wrong(
+    "stop_read_early": WrongRound(
         story="a sequence ends with the round behind the one that emits its stop id",
         stops=True,
         name="end_block_round",
         instead=stop_of_the_round_before,
     ),
-    "commit_of_the_other": Wrong(
+    "commit_of_the_other": WrongRound(
         story="a state commits as many rows as another sequence accepted",
         name="kept_delta_rule",
         instead=changed(9, of_the_other),
     ),
-    "rejected_remembered": Wrong(
+    "rejected_remembered": WrongRound(
         story="the features of a rejected row enter the drafter's cache",
         name="kept_positions",
         instead=changed(1, one_more),
     ),
-    "accepted_forgotten": Wrong(
+    "accepted_forgotten": WrongRound(
         story="the features of the last accepted row do not enter the drafter's cache",
         name="kept_positions",
         instead=changed(1, one_less),
     ),
-    "rows_moved": Wrong(
+    "rows_moved": WrongRound(
         story="cache rows are stored one position further on",
         name="_append",
         module="mkc.codegen_pallas.support.rows_attention",
         instead=later_rows,
     ),
-    "own_row": Wrong(
+    "own_row": WrongRound(
         story="a draft is compared with the best token of its own row",
         name="accept_greedy",
         instead=own_row,
     ),
-    "taps_exchanged": Wrong(
+    "taps_exchanged": WrongRound(
         story="the taps of two layers are exchanged",
         edit=taps_exchanged,
     ),
-    "products_exchanged": Wrong(
+    "products_exchanged": WrongRound(
         story="keys of the block and keys of remembered rows are exchanged",
         edit=products_exchanged,
     ),
-    "causal_block": Wrong(
+    "causal_block": WrongRound(
         story="rows of a block that sees itself whole see only those before",
         edit=causal_block,
     ),
@@ -277,16 +242,10 @@ def played(edit: Callable[[str], str], *, stops: bool) -> Outcome:
     return run_kernel(session, begin(), launch(stops=stops))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [one if one in QUICK else pytest.param(one, marks=pytest.mark.long) for one in MISTAKES],
-)
+@pytest.mark.parametrize("name", names(MISTAKES, QUICK))
 def test_the_kernel_differs_from_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = MISTAKES[name]
-    if wrong.instead is not None:
-        module = import_module(wrong.module)
-        function = getattr(module, wrong.name)
-        monkeypatch.setattr(module, wrong.name, wrong.instead(function))
+    wrong.make(monkeypatch)
     found = played(wrong.edit, stops=wrong.stops)
     with pytest.raises(AssertionError):
         check(found, expected(stops=wrong.stops), begin(), launch(stops=wrong.stops))
@@ -301,13 +260,5 @@ def test_without_a_mistake_they_agree(stops: bool) -> None:
     assert (following < 0).tolist() == [stops, False]
 
 
-def table() -> str:
-    lines = ["| mistake in the arithmetic of rounds |", "|---|"]
-    lines += [f"| {one.story} |" for one in MISTAKES.values()]
-    return "\n".join(lines) + "\n"
-
-
 def test_the_list_on_the_page_is_this_one() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    section = text[text.index(BEGIN) + len(BEGIN) : text.index(END)]
-    assert section == table()
+    assert on_the_page("arithmetic") == table(HEADING, MISTAKES)

@@ -13,7 +13,7 @@ def gather_everything(patch: pytest.MonkeyPatch) -> None:
     """Until the patch ends."""
 
     def all_of_them(
-        graph: Any, keys: Iterable[str], possible: Mapping[int, Any], *others: Any
+        graph: Any, keys: Iterable[str], possible: Mapping[int, Any], *others: Any, **asked: Any
     ) -> dict[str, int]:
         return dict.fromkeys(keys, max(possible))
 

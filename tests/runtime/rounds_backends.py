@@ -32,8 +32,10 @@ from mkc.spec import DRAFT_NAMESPACE
 from mkc.spec import Round
 from mkc.spec import block_round
 from mkc.targets import load_target
-from models.dflash2 import DRAFTER
-from models.qwen38 import MODEL
+from models import dflash2
+from models import dspark
+from models import kimi_k3
+from models import qwen38
 from tests.codegen_pallas.support_run import Mode
 from tests.draft_goldens import TARGET_CASE
 from tests.draft_goldens import draft_case
@@ -50,10 +52,11 @@ type RoundsBackend = KernelRoundsBackend | SpeculativeBackend
 
 TARGET = "tpu7x:2x2x1"
 ROUNDS = 4
-MINI, LANE, TINY = TARGET_CASE, "qwen38_lane", "tiny"
-SHIPPED = Path(__file__).parents[2] / "models" / TINY
+MINI, LANE, TINY, KIMI = TARGET_CASE, "qwen38_lane", "tiny", "kimi_tiny"
+# Trained models that bring their drafters.
+SHIPPED = {one: Path(__file__).parents[2] / "models" / one for one in (TINY, KIMI)}
 DRAFTS = {
-    TINY: loads((SHIPPED / "drafter" / "config.json").read_text()),
+    **{one: loads((at / "drafter" / "config.json").read_text()) for one, at in SHIPPED.items()},
     MINI: draft_case().meta["config"],
     LANE: changed(
         hidden_size=512,
@@ -75,15 +78,15 @@ DRAFTS = {
 
 @cache
 def scheme_of(name: str, *, batch: int, sampling: bool = False) -> Round:
-    """Rounds of a golden target and its drafter, or of the small model, with masks."""
-    if name == TINY:
-        target = loads((SHIPPED / "config.json").read_text())
+    """Rounds of a golden target and its drafter, or of a small model, with masks."""
+    if name in SHIPPED:
+        target = loads((SHIPPED[name] / "config.json").read_text())
     else:
         target = golden_case(name).meta["config"]
     return block_round(
-        MODEL,
+        kimi_k3.MODEL if name == KIMI else qwen38.MODEL,
         target,
-        DRAFTER,
+        dspark.DRAFTER if name == KIMI else dflash2.DRAFTER,
         DRAFTS[name],
         batch=batch,
         context=CONTEXT,
@@ -96,10 +99,10 @@ def tensors_of(name: str) -> Mapping[str, Array]:
     """Of target and drafter, by their names in the round."""
     if name == MINI:
         return round_weights()
-    if name == TINY:
-        drafts = load_file(SHIPPED / "drafter" / SINGLE)
+    if name in SHIPPED:
+        drafts = load_file(SHIPPED[name] / "drafter" / SINGLE)
         named = {DRAFT_NAMESPACE + key: one for key, one in drafts.items()}
-        return load_file(SHIPPED / SINGLE) | named
+        return load_file(SHIPPED[name] / SINGLE) | named
     found: dict[str, Array] = dict(golden_case(name).weights())
     for full, shape, dtype in checkpoint_tensors(scheme_of(name, batch=1).graph):
         if full.startswith(DRAFT_NAMESPACE):

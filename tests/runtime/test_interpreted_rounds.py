@@ -25,6 +25,7 @@ from mkc.runtime.text import load_chat
 from mkc.runtime.text import load_tokenizer
 from tests.goldens import golden_case
 from tests.runtime.constraints import Constraint
+from tests.runtime.rounds_backends import KIMI
 from tests.runtime.rounds_backends import LANE
 from tests.runtime.rounds_backends import MINI
 from tests.runtime.rounds_backends import SHIPPED
@@ -44,6 +45,7 @@ QUESTIONS = ("What is 12 + 7?", "What is 38 + 45?")
     ("name", "ranks", "batch"),
     [
         (TINY, 1, 2),
+        pytest.param(KIMI, 1, 2, marks=pytest.mark.long),
         pytest.param(TINY, 2, 2, marks=pytest.mark.long),
         pytest.param(MINI, 1, 1, marks=pytest.mark.long),
         pytest.param(LANE, 1, 2, marks=pytest.mark.long),
@@ -52,7 +54,7 @@ QUESTIONS = ("What is 12 + 7?", "What is 38 + 45?")
 )
 def test_the_kernel_does_what_the_reference_does(name: str, ranks: int, batch: int) -> None:
     """Prompts; launches with the drafter's drafts, with right ones and with a wrong one; states."""
-    prompts, sampling = prompts_of(name)[:batch], name == TINY
+    prompts, sampling = prompts_of(name)[:batch], name in SHIPPED
     backends = [
         reference(name, batch=batch, sampling=sampling),
         interpreted(name, ranks=ranks, batch=batch, sampling=sampling),
@@ -80,7 +82,7 @@ def test_the_kernel_does_what_the_reference_does(name: str, ranks: int, batch: i
             own.cancel(number)
     assert seen[:2] == seen[2:]
     assert seen[1][last] >= 3, "the drafts that are right"
-    if name == TINY:
+    if name in SHIPPED:
         assert seen[1][0] > 0, "drafts of a trained drafter"
     for slot in range(batch):
         tokens = [token for one in seen[0] for token in one[slot]]
@@ -127,8 +129,8 @@ def test_the_host_finishes_what_the_kernel_leaves_to_it(monkeypatch: pytest.Monk
 
 
 def prompts_of(name: str) -> list[list[int]]:
-    if name == TINY:
-        chat = load_chat(SHIPPED, load_tokenizer(SHIPPED))
+    if name in SHIPPED:
+        chat = load_chat(SHIPPED[name], load_tokenizer(SHIPPED[name]))
         asked = [ChatRequest(messages=[{"role": "user", "content": one}]) for one in QUESTIONS]
         return [list(chat.encode(one).ids) for one in asked]
     return [golden_case(name).expected["prompt"].tolist()[:20], OTHER]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import field
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
+from weakref import finalize
 
 import jax
 import numpy as np
@@ -26,6 +31,8 @@ from mkc.runtime.kernel import KernelSession
 from mkc.runtime.kernel import mesh_of
 from mkc.runtime.layout import pack_layout
 from mkc.runtime.manifest import MANIFEST
+from mkc.runtime.safetensors_file import StoredTensor
+from mkc.runtime.shards import Array
 from mkc.targets import load_target
 from models.kimi_k3 import MODEL
 from tests.kimi_weights import kimi_weights
@@ -39,7 +46,29 @@ from tests.runtime.test_container_resume import killing
 from tests.runtime.test_filling import Counting
 
 EXPERTS = "block_sparse_moe.experts."
+WORKERS = 2
+TENSORS_OF_GATE_UP = 4  # of an expert: codes and scales of two matrices
 SCALE = f"language_model.model.layers.1.{EXPERTS}5.w2.weight_scale"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Watching(Checkpoint):
+    """Counts the tensors of experts that are in memory at once."""
+
+    alive: list[str] = field(default_factory=list)
+    most: list[int] = field(default_factory=lambda: [0])
+    guard: Lock = field(default_factory=Lock)
+
+    def read_into(self, stored: StoredTensor, offset: int, out: Array) -> None:
+        if EXPERTS in stored.name:
+            memory = out
+            while isinstance(memory.base, np.ndarray):
+                memory = memory.base
+            with self.guard:
+                self.alive.append(stored.name)
+                self.most[0] = max(self.most[0], len(self.alive))
+            finalize(memory, self.alive.remove, stored.name)
+        super().read_into(stored, offset, out)
 
 
 @cache
@@ -66,6 +95,15 @@ def stored(folder: Path, tensors: Mapping[str, Any]) -> Checkpoint:
     return Checkpoint.open(folder)
 
 
+def session_of(lowered: Lowered) -> KernelSession:
+    return KernelSession(
+        lowered=lowered,
+        source=kernel_source(lowered.program, lowered.steps, target=load_target(TARGET)),
+        mesh=mesh_of(jax.devices()[: lowered.program.ranks]),
+        interpret=True,
+    )
+
+
 @pytest.mark.parametrize(("mxfp4", "ranks"), [(True, 4), (False, 2)])
 def test_a_folder_has_what_packing_in_memory_gives(mxfp4: bool, ranks: int, tmp_path: Path) -> None:
     checkpoint = stored(tmp_path / "source", weights(mxfp4))
@@ -79,12 +117,7 @@ def test_a_folder_has_what_packing_in_memory_gives(mxfp4: bool, ranks: int, tmp_
 def test_filling_gives_the_same_and_reads_every_expert_once(limit: int, tmp_path: Path) -> None:
     lowered = plan(True, 4)
     assert {(one.groups, one.slices) for one in lowered.program.experts} == {(2, 2)}
-    session = KernelSession(
-        lowered=lowered,
-        source=kernel_source(lowered.program, lowered.steps, target=load_target(TARGET)),
-        mesh=mesh_of(jax.devices()[:4]),
-        interpret=True,
-    )
+    session = session_of(lowered)
     session.load_weights(weights(True).__getitem__)
     opened = stored(tmp_path / "source", weights(True))
     checkpoint = Counting(
@@ -102,6 +135,29 @@ def test_filling_gives_the_same_and_reads_every_expert_once(limit: int, tmp_path
     read = {name: count for name, count in checkpoint.read.items() if EXPERTS in name}
     assert read == {name: one.nbytes for name, one in weights(True).items() if EXPERTS in name}
     assert len(read) == 2 * 32 * 6
+
+
+@pytest.mark.parametrize("how", ["pack", "fill"])
+def test_few_experts_are_in_memory_at_once(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there are: a thread has the tensors of one matrix of a slot at a time."""
+    monkeypatch.setattr(os, "cpu_count", lambda: WORKERS)
+    lowered = plan(True, 4)
+    opened = stored(tmp_path / "source", weights(True))
+    checkpoint = Watching(
+        name="watched",
+        folder=opened.folder,
+        revision="",
+        tensors=opened.tensors,
+        headers=opened.headers,
+    )
+    if how == "pack":
+        pack(checkpoint, lowered, tmp_path / "out")
+    else:
+        read_operands(checkpoint, lowered, session_of(lowered).format_of, portion_bytes=1)
+    assert 0 < checkpoint.most[0] <= WORKERS * TENSORS_OF_GATE_UP
+    assert checkpoint.alive == []
 
 
 def test_a_kill_among_the_experts_is_continued_to_the_same_folder(

@@ -19,6 +19,7 @@ from mkc.runtime.prefill_aot import large_copies
 from mkc.spec import block_round
 from mkc.targets import load_target
 from models.dflash2 import DRAFTER
+from models.kimi_k3 import MODEL as KIMI
 from models.qwen38 import MODEL
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -81,6 +82,29 @@ def test_with_a_drafter(rows: int, batch: int, workspace: int) -> None:
     assert found.large_copies == ()
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("rows", [16])
+def test_a_mixture_reads_its_experts_where_they_lie(rows: int) -> None:
+    """Five layers of Kimi K3 at full width on 32 devices: of every kind of layer one or two.
+
+    Depth adds executions of scans, not temporary memory: the whole model needs six times as much.
+    """
+    config = loads((MODELS / KIMI.default_config).read_text())
+    config["text_config"]["num_hidden_layers"] = 5
+    config["text_config"]["linear_attn_config"] |= {
+        "full_attn_layers": [4, 5],
+        "kda_layers": [1, 2, 3],
+    }
+    mixture = KIMI.trace(config, batch=1, context=4096)
+    found = compile_prefill_ahead(mixture, target="tpu7x:2x2x4", tp=32, rows=rows)
+    assert found.ok, found.error
+    assert found.large_copies == ()
+    assert found.temporary_bytes <= 8 * MIB
+    lowered = lower_graph(mixture, load_target("tpu7x:2x2x4"), tp=32)
+    assert found.aliased_bytes >= rank_bytes(lowered.program)[1], "a state is not changed in place"
+    assert found.temporary_bytes <= prefill_workspace(lowered.steps.sharded.graph, rows)
+
+
 def test_what_the_compiler_refuses_is_told() -> None:
     found = compile_prefill_ahead(graph(1, 4096), target="tpu7x:1x1x1", tp=RANKS, rows=16)
     assert not found.ok
@@ -97,3 +121,26 @@ def test_copies_are_found_in_the_text_of_a_program() -> None:
       %fusion.4 = bf16[12584960,256]{1,0} fusion(%tape), kind=kLoop
     """
     assert large_copies(text) == ("bf16[12584960,256]", "bf16[31232,5120]")
+
+
+def test_an_operand_in_another_layout_is_no_copy() -> None:
+    """A fusion that reads a part of it, in a layout that its arithmetic prefers."""
+    view = "s8[720896,384]{1,0:T(8,128)(4,1)}"
+    aliased = "kind=kLoop, output_to_operand_aliasing={{}: (0, {})}, calls=%copy_fusion"
+    text = f"""
+%copy_fusion (input: s8[720896,384]) -> s8[720896,384] {{
+  ROOT %copy.1 = {view} copy(%input)
+}}
+
+%fused_computation.7 (param_0: s8[720896,384]) -> s32[1920,384] {{
+  %fusion.1 = {view} fusion(%param_0), {aliased}
+}}
+
+ENTRY %main (param: s8[720896,384]) -> s8[720896,384] {{
+  %part = s32[1920,384] fusion(%param), kind=kLoop, calls=%fused_computation.7
+}}
+"""
+    assert large_copies(text) == ()
+    assert large_copies(text.replace("%fused_computation.7 (", "%while_body.7 (")) == (
+        "s8[720896,384]",
+    )

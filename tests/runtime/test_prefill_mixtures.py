@@ -232,7 +232,9 @@ def test_bytes_of_an_entry_are_the_values_of_the_checkpoint() -> None:
     scales = random.integers(100, 140, size=(24, 2), dtype=np.uint8)
     entry = np.concatenate([codes.T, scales.T, np.full((5, 24), 77, np.uint8)]).view(np.int8)
     expected = np.asarray(decode(jnp.asarray(codes), jnp.asarray(scales)))
-    assert (np.asarray(decoded(jnp.asarray(entry), 64)) == expected.T).all()
+    even, odd = np.split(np.asarray(decoded(jnp.asarray(entry), 64)), 2)
+    assert (even == expected.T[::2]).all()
+    assert (odd == expected.T[1::2]).all()
 
 
 def test_latent_attention_over_several_tiles() -> None:

@@ -175,6 +175,7 @@ def rows_attention(
     scale: float,
     causal: bool,
     window: int | None,
+    anchored: bool = False,
     batch: int,
     rows_per_sequence: int,
 ) -> KvCursor:
@@ -197,6 +198,7 @@ def rows_attention(
       kv_heads: query head h reads key head `h * kv_heads // heads`.
       causal: a row sees only the rows of its block up to itself.
       window: a row sees keys nearer than this, None for all.
+      anchored: keys are as near to every row as to the first one, and those of the block near.
     """
     assert heads % kv_heads == 0, f"{heads} query heads over {kv_heads} key heads"
     assert rows_per_sequence <= BF16_ROWS, f"{rows_per_sequence} rows are more than a block has"
@@ -243,7 +245,8 @@ def rows_attention(
                 key = lax.broadcasted_iota(jnp.int32, shape, 1)
                 seen: jax.Array = key < before
                 if window is not None:
-                    here = row_number(shape, size) + (own_first - tile * kv.tile)
+                    row = 0 if anchored else row_number(shape, size)
+                    here = row + (own_first - tile * kv.tile)
                     seen = seen & (here - key < window)
                 return seen
 
@@ -270,9 +273,11 @@ def rows_attention(
             distance = row - own
             if remembered:
                 seen = seen & ((own >= 0) | (key < new.count))
-                distance = jnp.where(own >= 0, distance, row + (own_first - first) - key)
+                here = 0 if anchored else row
+                distance = jnp.where(own >= 0, distance, here + (own_first - first) - key)
             if window is not None:
-                seen = seen & (jnp.abs(distance) < window)
+                near = jnp.abs(distance) < window
+                seen = seen & (near | (own >= 0) if anchored else near)
             return seen
 
         empty = empty_softmax(queries[0].shape[0], head_dim)

@@ -8,7 +8,6 @@ unit touches, and what it expects to find there.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from dataclasses import replace
 
 type Index = tuple[int, ...]
 type Semaphore = tuple[str, Index]
@@ -43,9 +42,11 @@ class Place:
         """The same place `amount` items further on: along the index, or along the rows."""
         if self.index:
             head = self.index[0] + amount
-            return replace(self, index=(head if modulo is None else head % modulo, *self.index[1:]))
+            index = (head if modulo is None else head % modulo, *self.index[1:])
+            return Place(array=self.array, index=index, first=self.first, count=self.count)
         first = self.first + amount
-        return replace(self, first=first if modulo is None else first % modulo)
+        first = first if modulo is None else first % modulo
+        return Place(array=self.array, first=first, count=self.count)
 
     def __str__(self) -> str:
         index = "".join(f"[{one}]" for one in self.index)

@@ -27,11 +27,31 @@ def most_chosen(plan: ExpertPlan, ring: ExpertRing) -> int:
 
 @dataclass(kw_only=True)
 class ExpertCursor:
-    """Where a mixture stands: the layer to compute next."""
+    """Where a mixture stands.
+
+    Attributes:
+      entry: the expert to compute next, all layers counted through.
+      slot: where its matrices are.
+      end: behind the last expert that is computed in the layer; between layers, in all of them.
+    """
 
     plan: ExpertPlan
     ring: ExpertRing
-    layer: int = 0
+    entry: int = 0
+    slot: int = 0
+    end: int = 0
+
+    def __post_init__(self) -> None:
+        self.go_to(0)
+
+    def go_to(self, layer: int) -> None:
+        """The first expert of a layer is next."""
+        self.entry, self.slot = layer * self.plan.local, 0
+        self.end = self.plan.layers * self.plan.local
+
+    @property
+    def layer(self) -> int:
+        return self.entry // self.plan.local
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,15 +75,14 @@ class Experts:
         kernel.start("route", landing, chosen, (f"{name}_sem", (0,)))
         kernel.wait("route", (f"{name}_sem", (0,)), kernel.size(landing))
         for number in range(min(cursor.ring.slots, self.chosen(cursor))):
-            self.start("experts_start", cursor, number, number)
+            self.start("experts_start", cursor, cursor.entry + number, number)
 
     def chosen(self, cursor: ExpertCursor) -> int:
         awake = any(position >= 0 for position in self.kernel.positions)
         return most_chosen(cursor.plan, cursor.ring) if awake else 0
 
-    def start(self, routine: str, cursor: ExpertCursor, number: int, slot: int) -> None:
+    def start(self, routine: str, cursor: ExpertCursor, entry: int, slot: int) -> None:
         plan, name = cursor.plan, cursor.ring.name
-        entry = cursor.layer * plan.local + number
         for array, suffix in ((plan.gate_up_array, "gate_up"), (plan.down_array, "down")):
             self.kernel.start(
                 routine,
@@ -73,29 +92,39 @@ class Experts:
             )
 
     def compute(self, phase: ExpertsPhase) -> None:
+        """A loop over the experts; what comes in while one is computed takes its place."""
         kernel, cursor = self.kernel, self.kernel.experts[phase.experts]
-        plan, ring = cursor.plan, cursor.ring
         kernel.load("expert_mlp", phase.x)
-        left = Place(array=f"{ring.name}_left")
+        left = Place(array=f"{cursor.ring.name}_left")
         if left.array in kernel.arrays:
             kernel.write("expert_mlp", left)
-        kernel.read("expert_mlp", Place(array=f"{ring.name}_chosen"))
+        kernel.read("expert_mlp", Place(array=f"{cursor.ring.name}_chosen"))
         kernel.store("expert_mlp", phase.output)
+        layer, chosen = cursor.layer, self.chosen(cursor)
+        cursor.end = cursor.entry + chosen
+        kernel.sink.enter(f"experts of {phase.id}", chosen)
+        number = 0
+        while number < chosen:
+            number += kernel.sink.border(number)
+            self.expert(phase, cursor)
+            if number + cursor.ring.slots < chosen:
+                self.start("expert_mlp", cursor, cursor.entry + cursor.ring.slots, cursor.slot)
+            cursor.entry, cursor.slot = cursor.entry + 1, (cursor.slot + 1) % cursor.ring.slots
+            number += 1
+        kernel.sink.leave()
+        cursor.go_to(layer + 1)
+
+    def expert(self, phase: ExpertsPhase, cursor: ExpertCursor) -> None:
+        kernel, plan, name = self.kernel, cursor.plan, cursor.ring.name
         arrays = ((plan.gate_up_array, "gate_up"), (plan.down_array, "down"))
-        for number in range(self.chosen(cursor)):
-            slot = number % ring.slots
-            places = [Place(array=f"{ring.name}_{suffix}", index=(slot,)) for _, suffix in arrays]
-            for place in places:
-                semaphore = (f"{ring.name}_arrived", (slot,))
-                kernel.wait("expert_mlp", semaphore, kernel.size(place))
-            entry = cursor.layer * plan.local + number
-            for (array, _), place in zip(arrays, places, strict=True):
-                kernel.read("expert_mlp", place, Place(array=array, index=(entry,)))
-            if left.array in kernel.arrays:
-                kernel.read("expert_mlp", left)
-            for view in (phase.ids, phase.weights):
-                kernel.load("expert_mlp", view)
-            kernel.store_row("expert_mlp", phase.output)
-            if number + ring.slots < self.chosen(cursor):
-                self.start("expert_mlp", cursor, number + ring.slots, slot)
-        cursor.layer += 1
+        places = [Place(array=f"{name}_{suffix}", index=(cursor.slot,)) for _, suffix in arrays]
+        for place in places:
+            semaphore = (f"{name}_arrived", (cursor.slot,))
+            kernel.wait("expert_mlp", semaphore, kernel.size(place))
+        for (array, _), place in zip(arrays, places, strict=True):
+            kernel.read("expert_mlp", place, Place(array=array, index=(cursor.entry,)))
+        if f"{name}_left" in kernel.arrays:
+            kernel.read("expert_mlp", Place(array=f"{name}_left"))
+        for view in (phase.ids, phase.weights):
+            kernel.load("expert_mlp", view)
+        kernel.store_row("expert_mlp", phase.output)

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
-from typing import Any
 
 from mkc.schedule.verify.arrays import Array
 from mkc.schedule.verify.arrays import Semaphores
@@ -34,10 +33,6 @@ type Report = Callable[[str, str, str], None]
 type Copy = Start | Send
 
 LEAVING, ARRIVING = "copies that this rank starts", "messages of other ranks"
-
-type Moves = Mapping[str, tuple[int, int | None]]
-"""Array or semaphores -> how far their numbers move on, and where they wrap: along the first index,
-along the rows of an array without one, along the last index of semaphores."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,6 +101,7 @@ class Held:
 class Memory:
     """Attributes:
     elsewhere: arrays that other ranks write; `ranks` looks at them.
+    touched: arrays and semaphores with something else since somebody emptied this set.
     """
 
     arrays: Mapping[str, Array]
@@ -113,10 +109,13 @@ class Memory:
     elsewhere: frozenset[str]
     report: Report
     held: dict[str, dict[Index, list[Held]]] = field(default_factory=dict)
+    holders: dict[str, set[str]] = field(default_factory=dict)  # array -> where it may be held
     flying: dict[str, list[Copy]] = field(default_factory=dict)  # by array, sources and targets
     started: dict[Semaphore, list[Copy]] = field(default_factory=dict)
+    expected: dict[Semaphore, int] = field(default_factory=dict)  # bytes of these copies
     counted: dict[Semaphore, int] = field(default_factory=dict)  # bytes waited for so far
     uses: dict[Semaphore, str] = field(default_factory=dict)  # what each semaphore counts
+    touched: set[str | Semaphore] = field(default_factory=set)
 
     def event(self, event: Event) -> None:
         match event:
@@ -209,6 +208,7 @@ class Memory:
 
     def taken(self, place: Place) -> list[Held]:
         """As `parts`; they are removed."""
+        self.touched.add(place.array)
         block = self.held.setdefault(place.array, {}).setdefault(place.index, [])
         end = place.first + place.count
         if len(block) == 1 and block[0].first == place.first and block[0].end == end:
@@ -229,6 +229,8 @@ class Memory:
 
     def add(self, place: Place, held: Held) -> None:
         """Puts `held` where nothing is; neighbours that continue each other become one."""
+        if held.data is not None:
+            self.holders.setdefault(held.data.array, set()).add(place.array)
         block = self.held[place.array][place.index]
         at = next(
             (number for number, one in enumerate(block) if one.first > held.first), len(block)
@@ -274,8 +276,12 @@ class Memory:
     def fly(self, copy: Copy, places: tuple[Place, ...]) -> None:
         self.use(copy.semaphore, LEAVING, copy.phase)
         for array in {place.array for place in places}:
+            self.touched.add(array)
             self.flying.setdefault(array, []).append(copy)
         self.started.setdefault(copy.semaphore, []).append(copy)
+        before = self.expected.get(copy.semaphore, 0)
+        self.expected[copy.semaphore] = before + self.counts(copy)
+        self.touched.add(copy.semaphore)
 
     def collisions(self, event: Start) -> None:
         source, target = event.source, event.target
@@ -326,10 +332,11 @@ class Memory:
         def old(one: Held) -> bool:
             return one.data is not None and one.data.overlaps(target) and not one.changed
 
-        for blocks in self.held.values():
-            for index, block in blocks.items():
+        for name in self.holders.get(target.array, ()):
+            for index, block in self.held[name].items():
                 if any(map(old, block)):
-                    blocks[index] = [
+                    self.touched.add(name)
+                    self.held[name][index] = [
                         part
                         for one in block
                         for part in (_outdated(one, target) if old(one) else (one,))
@@ -344,14 +351,15 @@ class Memory:
             message = f"{event.routine} waits at {name}, and no copy has been started for it"
             self.report("V102", event.phase, message)
             return
-        sizes = {self.counts(copy) for copy in copies}
-        if event.size not in sizes:
+        if all(self.counts(copy) != event.size for copy in copies):
+            sizes = sorted({self.counts(copy) for copy in copies})
             message = f"{event.routine} waits at {name} for {event.size} bytes of a copy of "
-            self.report("V103", event.phase, message + ", ".join(map(str, sorted(sizes))))
+            self.report("V103", event.phase, message + ", ".join(map(str, sizes)))
             self.land(event.semaphore, copies)
             return
+        self.touched.add(event.semaphore)
         counted = self.counted.get(event.semaphore, 0) + event.size
-        if counted >= sum(self.counts(copy) for copy in copies):
+        if counted >= self.expected[event.semaphore]:
             self.land(event.semaphore, copies)
         else:
             self.counted[event.semaphore] = counted
@@ -363,13 +371,32 @@ class Memory:
     def land(self, semaphore: Semaphore, copies: list[Copy]) -> None:
         for copy in copies:
             for array in {copy.source.array, copy.target.array}:
+                self.touched.add(array)
                 flying = self.flying.get(array, [])
                 flying[:] = [one for one in flying if one is not copy]
         for copy in copies:
             if isinstance(copy, Start) and self.arrays[copy.target.array].on_chip:
                 self.put(copy.target, copy.source, copy.phase, changed=False, unsaved=False)
         self.started.pop(semaphore, None)
+        self.expected.pop(semaphore, None)
         self.counted.pop(semaphore, None)
+
+    def copy(self) -> Memory:
+        """The same, which changes by itself; what semaphores count is shared."""
+        held = {
+            name: {index: list(block) for index, block in blocks.items()}
+            for name, blocks in self.held.items()
+        }
+        return replace(
+            self,
+            held=held,
+            holders={name: set(found) for name, found in self.holders.items()},
+            flying={name: list(found) for name, found in self.flying.items() if found},
+            started={name: list(found) for name, found in self.started.items()},
+            expected=dict(self.expected),
+            counted=dict(self.counted),
+            touched=set(self.touched),
+        )
 
     # limits and the end
 
@@ -413,70 +440,6 @@ class Memory:
                         place = Place(array=name, index=index, first=one.first, count=one.count)
                         message = f"{one.data} was changed in {place} and never copied out"
                         self.report("V303", "end", message)
-
-    # periodicity
-
-    def moved(self, moves: Moves) -> Memory:
-        """The same with the blocks of every array of `moves`, and its semaphores, renumbered."""
-
-        def move(place: Place) -> Place:
-            found = moves.get(place.array)
-            return place.moved(*found) if found else place
-
-        def moved_copy(copy: Copy) -> Copy:
-            return replace(copy, source=move(copy.source), target=move(copy.target))
-
-        def moved_index(name: str, index: Index) -> Index:
-            return move(Place(array=name, index=index)).index if index else index
-
-        def moved_semaphore(semaphore: Semaphore) -> Semaphore:
-            name, index = semaphore
-            if name not in moves:
-                return semaphore
-            amount, modulo = moves[name]
-            assert modulo is not None, f"{name} has no end"
-            return name, (*index[:-1], (index[-1] + amount) % modulo)
-
-        copies = {id(one): moved_copy(one) for found in self.started.values() for one in found}
-        return replace(
-            self,
-            held={
-                name: {
-                    moved_index(name, index): [
-                        replace(one, data=move(one.data)) if one.data is not None else one
-                        for one in block
-                    ]
-                    for index, block in blocks.items()
-                }
-                for name, blocks in self.held.items()
-            },
-            flying={
-                name: [copies[id(one)] for one in found] for name, found in self.flying.items()
-            },
-            started={
-                moved_semaphore(name): [copies[id(one)] for one in found]
-                for name, found in self.started.items()
-            },
-            counted={moved_semaphore(name): size for name, size in self.counted.items()},
-        )
-
-    def signature(self) -> Any:
-        """A value that is equal for equal memories; where a copy was started does not matter."""
-        held = {
-            (name, index): tuple(block)
-            for name, blocks in self.held.items()
-            for index, block in blocks.items()
-            if block
-        }
-        started = {
-            name: tuple((one.source, one.target) for one in found)
-            for name, found in self.started.items()
-        }
-        return (
-            frozenset(held.items()),
-            frozenset(started.items()),
-            frozenset(self.counted.items()),
-        )
 
 
 def _outdated(held: Held, target: Place) -> Iterator[Held]:

@@ -8,8 +8,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 
+from mkc.schedule.expert_phases import ExpertsPhase
+from mkc.schedule.expert_phases import RoutePhase
+from mkc.schedule.mixing_phases import ClearBlocksPhase
+from mkc.schedule.mixing_phases import StoreBlockPhase
+from mkc.schedule.program import DeltaRulePhase
+from mkc.schedule.program import EmbedPhase
+from mkc.schedule.program import MatmulPhase
+from mkc.schedule.program import NarrowMatmulPhase
 from mkc.schedule.program import Phase
 from mkc.schedule.program import Program
+from mkc.schedule.program import StreamAdvancePhase
+from mkc.schedule.program import StreamWaitPhase
+from mkc.schedule.program import VectorPhase
+from mkc.schedule.round_phases import KeptDeltaRulePhase
+from mkc.schedule.round_phases import TapPhase
 from mkc.schedule.verify.arrays import arrays_of
 from mkc.schedule.verify.arrays import receive_arrays
 from mkc.schedule.verify.arrays import semaphores_of
@@ -28,6 +41,7 @@ from mkc.schedule.verify.issue import OBLIGATIONS
 from mkc.schedule.verify.issue import Issue
 from mkc.schedule.verify.protocol import Kernel
 from mkc.schedule.verify.ranks import Ranks
+from mkc.schedule.verify.repeats import Repeats
 from mkc.schedule.verify.shapes import check_shapes
 from mkc.schedule.verify.structure import check_names
 from mkc.schedule.verify.structure import check_structure
@@ -36,6 +50,12 @@ from mkc.schedule.verify.walk import Walk
 from mkc.targets import Target
 
 MOST_ISSUES = 40  # what follows the first faults is mostly their consequence
+ACCESSES, EXCHANGES = (Read, Write), (Send, Receive, Signal, Meet)
+SILENT = (
+    *(ClearBlocksPhase, DeltaRulePhase, EmbedPhase, ExpertsPhase, KeptDeltaRulePhase, MatmulPhase),
+    *(NarrowMatmulPhase, RoutePhase, StoreBlockPhase, StreamAdvancePhase, StreamWaitPhase),
+    *(TapPhase, VectorPhase),
+)  # phases that exchange nothing and compute no scalars
 STEADY = 2  # iteration after which the last one follows: the first, a steady one and the last
 
 
@@ -49,6 +69,7 @@ class Proof:
       events: of one rank that were executed, of all cases.
       messages: events of all ranks' exchanges.
       periods: loops that repeat themselves.
+      repeated: iterations that do what others have done, of which no period is known.
     """
 
     issues: tuple[Issue, ...]
@@ -56,6 +77,7 @@ class Proof:
     events: int
     messages: int
     periods: tuple[Period, ...]
+    repeated: int
 
     @property
     def ok(self) -> bool:
@@ -81,7 +103,7 @@ def prove(
       programs: one per rank; a kernel runs the same on all.
       edit: a change of the events, as editing the generated code would make it; it must treat equal
         events of different iterations alike.
-      shorten: leave out whole periods of loops that repeat themselves.
+      shorten: leave out iterations that repeat others.
     """
     found = _Found(programs=programs)
     different = [
@@ -101,14 +123,22 @@ def prove(
         cases = cases_of(program)
         if same:
             cases = cases[:1] if edit is not None else []
+        repeats = Repeats()
         for case in cases:
-            _walk(program, rank, case, found, edit, shorten)
+            _walk(program, rank, case, found, edit, shorten, repeats)
+        found.repeated += repeats.left_out
     _exchanges(programs, found, edit, shorten=shorten and len(different) == 1)
     return found.proof()
 
 
 def _walk(
-    program: Program, rank: int, case: Case, found: _Found, edit: Edit | None, shorten: bool
+    program: Program,
+    rank: int,
+    case: Case,
+    found: _Found,
+    edit: Edit | None,
+    shorten: bool,
+    repeats: Repeats,
 ) -> None:
     walk = Walk(
         program=program,
@@ -119,6 +149,7 @@ def _walk(
         report=found.report,
         edit=edit,
         shorten=shorten,
+        repeats=repeats,
     )
     walk.run()
     found.events += walk.events
@@ -136,15 +167,24 @@ def _exchanges(
     again at the latest one border later, if the loop uses it at all. So when all ranks run the same
     program, the first iteration of a loop, a steady one and the last one show everything.
     """
+    kernel = Kernel if edit is not None else _Talker
     if len(programs) == 1:
         return
     events = []
     for rank, program in enumerate(programs):
         talk = _Talk(rank=rank, edit=edit, receive=receive_arrays(program), shorten=shorten)
-        Kernel(program=program, rank=rank, case=cases_of(program)[0], sink=talk).run()
+        kernel(program=program, rank=rank, case=cases_of(program)[0], sink=talk).run()
         events.append(talk.events)
     found.messages = sum(map(len, events))
     Ranks(events, [arrays_of(program) for program in programs], found.report).run()
+
+
+class _Talker(Kernel):
+    """A kernel that leaves out what no other rank has to do with."""
+
+    def phase(self, phase: Phase) -> None:
+        if not isinstance(phase, SILENT):
+            super().phase(phase)
 
 
 @dataclass(kw_only=True)
@@ -163,9 +203,9 @@ class _Talk:
         self.events += [one for one in changed if self.concerns(one)]
 
     def concerns(self, event: Event) -> bool:
-        if isinstance(event, Read | Write):
+        if isinstance(event, ACCESSES):
             return event.place.array in self.receive
-        return isinstance(event, Send | Receive | Signal | Meet)
+        return isinstance(event, EXCHANGES)
 
     def enter(self, loop: str, count: int) -> None:
         self.counts.append(count)
@@ -191,6 +231,7 @@ class _Found:
     events: int = 0
     messages: int = 0
     periods: list[Period] = field(default_factory=list)
+    repeated: int = 0
     phases: dict[str, Phase] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -220,4 +261,5 @@ class _Found:
             events=self.events,
             messages=self.messages,
             periods=tuple(self.periods),
+            repeated=self.repeated,
         )

@@ -27,7 +27,6 @@ from mkc.schedule.program import AttentionPhase
 from mkc.schedule.program import Buffer
 from mkc.schedule.program import DeltaRulePhase
 from mkc.schedule.program import EmbedPhase
-from mkc.schedule.program import Guard
 from mkc.schedule.program import Loop
 from mkc.schedule.program import MatmulPhase
 from mkc.schedule.program import NarrowMatmulPhase
@@ -59,6 +58,7 @@ from mkc.schedule.verify.experts import Experts
 from mkc.schedule.verify.latent_caches import LatentAttention
 from mkc.schedule.verify.protocol_rounds import Rounds
 from mkc.schedule.verify.rows_caches import RowsAttention
+from mkc.schedule.verify.tape import Tape
 
 
 class Sink(Interface):
@@ -89,15 +89,6 @@ class StreamCursor:
 
 
 @dataclass(kw_only=True)
-class TapeCursor:
-    """Where the tape stands: the `row` of the next load to start, and rows `consumed` so far."""
-
-    slot: int = 0
-    row: int = 0
-    consumed: int = 0
-
-
-@dataclass(kw_only=True)
 class Kernel:
     """Executes the kernel of one rank, without arithmetic.
 
@@ -105,7 +96,8 @@ class Kernel:
       rank: which one; all run the same program.
       last: loop name -> the iteration is the last one, of the loops around the current phase.
       positions: of the round, of every sequence its first one.
-      real, accepted: of a round of a scheme: rows of every sequence, and how many are accepted.
+      real, counts: of a round of a scheme: rows of every sequence, and how many are accepted.
+      asked: somebody has asked for `accepted` since this was false.
     """
 
     program: Program
@@ -114,14 +106,14 @@ class Kernel:
     sink: Sink
     arrays: dict[str, Array] = field(default_factory=dict)
     buffers: dict[str, Buffer] = field(default_factory=dict)
-    tape: TapeCursor = field(default_factory=TapeCursor)
     streams: dict[str, StreamCursor] = field(default_factory=dict)
     caches: dict[str, CacheCursor] = field(default_factory=dict)
     experts: dict[str, ExpertCursor] = field(default_factory=dict)
     last: dict[str, bool] = field(default_factory=dict)
     positions: tuple[int, ...] = ()
     real: tuple[int, ...] = ()
-    accepted: tuple[int, ...] = ()
+    counts: tuple[int, ...] = ()
+    asked: bool = False
     at: str = "prologue"
 
     def __post_init__(self) -> None:
@@ -132,12 +124,19 @@ class Kernel:
         rings = {one.name: one for one in self.program.expert_rings}
         for plan in self.program.experts:
             self.experts[plan.name] = ExpertCursor(plan=plan, ring=rings[plan.ring])
+        self.tape = Tape(kernel=self)
         self.mixtures = Experts(kernel=self)
         self.attention = Attention(kernel=self)
         self.exchanges = Exchanges(kernel=self)
         self.rounds = Rounds(kernel=self)
         self.rows_attention = RowsAttention(kernel=self)
         self.latent_attention = LatentAttention(kernel=self)
+
+    @property
+    def accepted(self) -> tuple[int, ...]:
+        """How many rows of every sequence are accepted in this round."""
+        self.asked = True
+        return self.counts
 
     # events
 
@@ -197,7 +196,7 @@ class Kernel:
     def run(self) -> None:
         """`step(m)`: one step, or the rounds of one launch."""
         self.rounds.fetch_rows()
-        self.tape_prologue()
+        self.tape.prologue()
         many = self.program.rounds_per_launch > 1
         if self.program.round is None and not many:
             self.positions = self.case.at(0)
@@ -220,13 +219,13 @@ class Kernel:
         self.sink.leave()
         self.at = "end"
         if self.case.ran < self.case.rounds:
-            self.tape_drain()
+            self.tape.drain()
         self.rounds.save_rows()
 
     def begin_round(self, index: int) -> None:
         self.positions = self.case.at(index)
         if self.program.round is not None:
-            self.real, self.accepted = self.case.rows_at(index), self.case.counts_at(index)
+            self.real, self.counts = self.case.rows_at(index), self.case.counts_at(index)
             self.rounds.begin(self.case.kept_at(index))
 
     def tiles(self, cache: str) -> Attention | RowsAttention:
@@ -243,7 +242,7 @@ class Kernel:
         for name in self.caches:
             self.tiles(name).prologue(name)
         for mixture in self.experts.values():
-            mixture.layer = 0
+            mixture.go_to(0)
         for operand in self.program.operands:
             if operand.role == "token_masks":
                 source, target = Place(array=operand.name), Place(array=f"{operand.name}_block")
@@ -290,7 +289,10 @@ class Kernel:
         self.sink.enter(loop.name, loop.count)
         index = 0
         while index < loop.count:
-            index += self.sink.border(index)
+            left_out = self.sink.border(index)
+            if left_out:
+                index += left_out
+                continue
             self.last = {**outer, loop.name: index == loop.count - 1}
             self.body(loop.body)
             index += 1
@@ -316,64 +318,6 @@ class Kernel:
             StreamAdvancePhase: lambda one: self.stream_advance(self.streams[one.stream]),
         }
         known.get(type(phase), self.rounds.phase)(phase)
-
-    # the tape
-
-    def tape_load(self, routine: str, rows: int) -> None:
-        slot = self.tape.slot
-        self.start(
-            routine,
-            Place(array="tape", first=self.tape.row, count=rows),
-            Place(array="tape_ring", index=(slot,), count=rows),
-            ("tape_sems", (slot,)),
-        )
-        self.tape.row += rows
-
-    def tape_moves(self) -> None:
-        self.tape.slot = (self.tape.slot + 1) % self.program.tape.slots
-        if self.program.rounds_per_launch > 1 and self.tape.row == self.program.tape.rows:
-            self.tape.row = 0
-
-    def tape_prologue(self) -> None:
-        for rows in self.program.tape.prologue[: self.program.tape.slots]:
-            self.tape_load("tape_prologue", rows)
-            self.tape_moves()
-        self.tape.slot = 0
-
-    def tape_wait(self, rows: int) -> None:
-        slot = self.tape.slot
-        size = self.size(Place(array="tape_ring", index=(slot,), count=rows))
-        self.wait("tape_wait", ("tape_sems", (slot,)), size)
-
-    def tape_read(self, rows: int) -> None:
-        """Weights are on the tape in the order of their use."""
-        place = Place(array="tape_ring", index=(self.tape.slot,), count=rows)
-        data = Place(array="tape", first=self.tape.consumed % self.program.tape.rows, count=rows)
-        self.read("matmul", place, data)
-        self.tape.consumed += rows
-
-    def refill(self, guards: tuple[Guard, ...]) -> None:
-        rows = self.refill_rows(guards)
-        if rows is not None:
-            self.tape_load("refill", rows)
-        self.tape_moves()
-
-    def refill_rows(self, guards: tuple[Guard, ...]) -> int | None:
-        """The first guard whose loop goes on; the last one stands for all others."""
-        for guard in guards[:-1]:
-            if guard.loop is None or guard.loop not in self.last:
-                message = f"a refill asks for the loop {guard.loop}, which is not around it"
-                self.sink.problem("V502", self.at, message)
-            elif not self.last[guard.loop]:
-                return guard.rows
-        return guards[-1].rows
-
-    def tape_drain(self) -> None:
-        for rows in self.program.tape.prologue:
-            slot = self.tape.slot
-            size = self.size(Place(array="tape_ring", index=(slot,), count=rows))
-            self.wait("tape_drain", ("tape_sems", (slot,)), size)
-            self.tape.slot = (slot + 1) % self.program.tape.slots
 
     # streams
 
@@ -470,19 +414,19 @@ class Kernel:
         share = phase.K // phase.loads_per_step
         chunked = phase.loads_per_step > 1
         for load, guards in enumerate(run.refill):
-            self.tape_wait(rows)
+            self.tape.wait(rows)
             for one in phase.lefts:
                 start = one.start + load * share
                 self.load("matmul", View(buffer=one.buffer, start=start, width=share))
-            self.tape_read(rows)
+            self.tape.read(rows)
             if chunked:
-                self.refill(guards)
+                self.tape.refill(guards)
         width = phase.step_blocks(run.first) * TAPE_LANES
         for one in phase.outputs:
             start = one.start + step * phase.blocks_per_step * TAPE_LANES
             self.store("matmul", View(buffer=one.buffer, start=start, width=width))
         if not chunked:
-            self.refill(run.refill[0])
+            self.tape.refill(run.refill[0])
 
     def narrow(self, phase: NarrowMatmulPhase) -> None:
         self.load("narrow_matmul", phase.left)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
+from functools import cached_property
 from functools import partial
 from typing import Any
 
@@ -37,6 +38,11 @@ from mkc.schedule.verify.events import Start
 from mkc.schedule.verify.events import Wait
 from mkc.schedule.verify.events import Write
 from mkc.schedule.verify.experts import most_chosen
+from mkc.schedule.verify.prepared import UNKNOWN
+from mkc.schedule.verify.prepared import Step
+from mkc.schedule.verify.prepared import Value
+from mkc.schedule.verify.prepared import known_value
+from mkc.schedule.verify.prepared import prepared
 
 BARRIER = "barrier"
 TRACED = "traced"  # phase and routine of traced events
@@ -46,15 +52,7 @@ class TraceError(Exception):
     """The order of a kernel's events depends on something that is not known."""
 
 
-class _Unknown:
-    def __repr__(self) -> str:
-        return "unknown"
-
-
-UNKNOWN = _Unknown()
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class View:
     """A part of a reference: per dimension first and size; indexed dimensions are not `kept`."""
 
@@ -77,13 +75,10 @@ class View:
 
 
 def _whole(value: Any) -> int:
-    if isinstance(value, _Unknown):
+    if value is UNKNOWN:
         raise TraceError("a place in memory depends on data")
     return int(value)
 
-
-type Value = Any
-"""A scalar, a `View`, or UNKNOWN."""
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "add": operator.add,
@@ -127,6 +122,7 @@ class Tracer:
       events: what was done.
       hints: statements `multiple_of` that are not true.
       accesses: all that was touched, scalars included, to the element; None to keep no account.
+      known_parts, known_accesses: so that no part and no event is made twice.
     """
 
     rank: int
@@ -136,7 +132,8 @@ class Tracer:
     events: list[Event] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
     accesses: list[Access] | None = None
-    signals: int = 0
+    known_parts: dict[object, View] = field(default_factory=dict)
+    known_accesses: dict[object, Sequence[Event]] = field(default_factory=dict)
 
     def run(self, kernel: Any, names: Sequence[str]) -> list[Event]:
         """Executes the traced kernel, whose references have these names."""
@@ -155,48 +152,46 @@ class Tracer:
         self.call(kernel, views)
         return self.events
 
-    def call(self, jaxpr: Any, arguments: Sequence[Value], constants: Sequence[Value] = ()) -> Any:
-        """Executes a body; returns its results."""
-        values: dict[Any, Value] = dict(zip(jaxpr.constvars, constants, strict=True))
-        values.update(zip(jaxpr.invars, arguments, strict=True))
+    def call(self, jaxpr: Any, arguments: Sequence[Value]) -> Sequence[Value]:
+        """Executes a body; returns its results.
 
-        def value(variable: Any) -> Value:
-            return _literal(variable.val) if hasattr(variable, "val") else values[variable]
+        Args:
+          arguments: the constants of the body first.
+        """
+        body = prepared(jaxpr)
+        values = dict(body.literals)
+        values.update(zip(body.arguments, arguments, strict=True))
+        for step in body.steps:
+            results = self.execute(step, values)
+            for key, result in zip(step.outputs, results, strict=True):
+                values[key] = result
+        return [values[key] for key in body.results]
 
-        for equation in jaxpr.eqns:
-            inputs = [value(one) for one in equation.invars]
-            results = self.execute(equation, inputs)
-            for variable, result in zip(equation.outvars, results, strict=True):
-                values[variable] = result
-        return [value(one) for one in jaxpr.outvars]
-
-    def execute(self, equation: Any, inputs: list[Value]) -> Sequence[Value]:
-        name, params = equation.primitive.name, equation.params
-        special = getattr(self, f"on_{name}", None)
+    def execute(self, step: Step, values: Mapping[Any, Value]) -> Sequence[Value]:
+        special = self.special.get(step.name)
+        inputs = [values[key] for key in step.inputs]
         if special is not None:
-            found: Sequence[Value] = special(params, inputs)
-            return found
-        inner = params.get("jaxpr") or params.get("call_jaxpr")
-        if inner is not None:
-            return self.closed(inner, inputs)
-        if equation.effects:
-            raise TraceError(f"what the primitive {name} does is not followed")
-        scalar = all(not one.aval.shape for one in equation.outvars)
-        if not scalar or any(isinstance(one, _Unknown | View) for one in inputs):
-            return [UNKNOWN] * len(equation.outvars)
-        if name not in OPERATIONS:
-            return [UNKNOWN] * len(equation.outvars)
-        return [OPERATIONS[name](*inputs)]
+            return special(step.params, inputs)
+        if step.body is not None:
+            return self.closed(step.body, inputs)
+        if step.has_effects:
+            raise TraceError(f"what the primitive {step.name} does is not followed")
+        operation = OPERATIONS.get(step.name) if step.is_scalar else None
+        if operation is None or any(one is UNKNOWN or isinstance(one, View) for one in inputs):
+            return [UNKNOWN] * len(step.outputs)
+        return [operation(*inputs)]
+
+    @cached_property
+    def special(self) -> Mapping[str, Callable[[Any, list[Value]], Sequence[Value]]]:
+        """What is done for primitives that are more than arithmetic."""
+        prefix = "on_"
+        names = [one for one in dir(type(self)) if one.startswith(prefix)]
+        return {one.removeprefix(prefix): getattr(self, one) for one in names}
 
     def closed(self, jaxpr: Any, inputs: Sequence[Value]) -> Sequence[Value]:
         """Executes a body that may bring its constants."""
-        inner = getattr(jaxpr, "jaxpr", jaxpr)
-        constants = [
-            UNKNOWN if getattr(one, "shape", ()) else _literal(one)
-            for one in getattr(jaxpr, "consts", ())
-        ]
-        result: Sequence[Value] = self.call(inner, inputs, constants)
-        return result
+        constants = [known_value(one) for one in getattr(jaxpr, "consts", ())]
+        return self.call(getattr(jaxpr, "jaxpr", jaxpr), [*constants, *inputs])
 
     # control flow
 
@@ -214,7 +209,7 @@ class Tracer:
         state = inputs[conditions + body :]
         while True:
             (going,) = self.closed(params["cond_jaxpr"], [*asked, *state])
-            if isinstance(going, _Unknown):
+            if going is UNKNOWN:
                 self.only_reads("the end of a loop", params["body_jaxpr"], [*fixed, *state])
                 return [UNKNOWN] * len(state)
             if not going:
@@ -223,7 +218,7 @@ class Tracer:
 
     def on_cond(self, params: Any, inputs: list[Value]) -> Sequence[Value]:
         which, *rest = inputs
-        if isinstance(which, _Unknown):
+        if which is UNKNOWN:
             found: Sequence[Value] = ()
             for branch in params["branches"]:
                 found = self.only_reads("a branch", branch, rest)
@@ -257,10 +252,10 @@ class Tracer:
 
     def on_convert_element_type(self, params: Any, inputs: list[Value]) -> Sequence[Value]:
         (value,) = inputs
-        if isinstance(value, _Unknown):
+        if value is UNKNOWN:
             return inputs
-        kind = str(params["new_dtype"])
-        return [bool(value) if kind == "bool" else float(value) if "float" in kind else int(value)]
+        kind = params["new_dtype"].kind
+        return [bool(value) if kind == "b" else int(value) if kind in "iu" else float(value)]
 
     def on_get_barrier_semaphore(self, params: Any, inputs: list[Value]) -> Sequence[Value]:
         return [View(name=BARRIER, ranges=(), kept=())]
@@ -268,31 +263,29 @@ class Tracer:
     # memory
 
     def on_get(self, params: Any, inputs: list[Value]) -> Sequence[Value]:
-        if inputs[0].name in self.scalars and any(isinstance(one, _Unknown) for one in inputs[1:]):
+        if inputs[0].name in self.scalars and any(one is UNKNOWN for one in inputs[1:]):
             return [UNKNOWN]
-        view = _transformed(inputs[0], params["tree"].unflatten(inputs[1:]))
+        view = self.part(params["tree"], inputs[0], inputs[1:])
         if view.name in self.assumed:
             return [self.assumed[view.name](*(first for first, _ in view.ranges))]
         if view.name in self.scalars:
             return [self.scalars[view.name][view.ranges[0][0] if view.ranges else 0]]
         self.note(READ, view.name, view.ranges)
-        for place in self.places(view):
-            self.events.append(Read(phase=TRACED, routine=TRACED, place=place, data=None))
+        self.events += self.accessed(Read, view)
         return [UNKNOWN]
 
     def on_swap(self, params: Any, inputs: list[Value]) -> Sequence[Value]:
         reference, value, *rest = inputs
-        view = _transformed(reference, params["tree"].unflatten(rest))
+        view = self.part(params["tree"], reference, rest)
         if view.name in self.scalars:
             index = view.ranges[0][0] if view.ranges else 0
             # what the model chooses is not known: token 0
-            known = 0 if isinstance(value, _Unknown) else value
+            known = 0 if value is UNKNOWN else value
             self.scalars[view.name][index] = known
             self.note(WRITE, view.name, (index, str(value)))
             return [known]
         self.note(WRITE, view.name, view.ranges)
-        for place in self.places(view):
-            self.events.append(Write(phase=TRACED, routine=TRACED, place=place, data=None))
+        self.events += self.accessed(Write, view)
         return [UNKNOWN]
 
     def on_dma_start(self, params: Any, inputs: list[Value]) -> Sequence[Value]:
@@ -359,6 +352,23 @@ class Tracer:
         if self.accesses is not None:
             self.accesses.append(Access(kind=kind, array=array, part=part))
 
+    def part(self, tree: Any, whole: View, indices: Sequence[Value]) -> View:
+        """What an access takes of a reference; mostly the same as many times before."""
+        key = (id(tree), whole, *indices)
+        if key not in self.known_parts:
+            self.known_parts[key] = _transformed(whole, tree.unflatten(indices))
+        return self.known_parts[key]
+
+    def accessed(self, kind: type[Read] | type[Write], view: View) -> Sequence[Event]:
+        """Events that say so. Few of them are different, and a rank has 100,000s."""
+        key = (kind, view.name, view.ranges)
+        if key not in self.known_accesses:
+            self.known_accesses[key] = tuple(
+                kind(phase=TRACED, routine=TRACED, place=place, data=None)
+                for place in self.places(view)
+            )
+        return self.known_accesses[key]
+
     def places(self, view: View) -> list[Place]:
         """A part of a reference in the units of its array; one place per block."""
         array = self.arrays[view.name]
@@ -367,13 +377,6 @@ class Tracer:
             indices = [(*index, first + more) for index in indices for more in range(size)]
         first, count = (0, 1) if array.units == 1 else view.ranges[array.axis]
         return [Place(array=view.name, index=index, first=first, count=count) for index in indices]
-
-
-def _literal(value: Any) -> Value:
-    if getattr(value, "shape", ()):
-        return UNKNOWN
-    kind = str(getattr(value, "dtype", type(value).__name__))
-    return bool(value) if "bool" in kind else int(value) if "int" in kind else float(value)
 
 
 def _transformed(view: View, transforms: Sequence[Any]) -> View:

@@ -21,6 +21,7 @@ from mkc.schedule.program import Phase
 from mkc.schedule.program import Program
 from mkc.schedule.simulate import predict
 from mkc.schedule.verify import prove
+from mkc.schedule.verify.experts import ExpertCursor
 from mkc.schedule.verify.experts import Experts
 from mkc.targets import load_target
 from tests.passes.kimi import small_kimi
@@ -90,8 +91,9 @@ def spoiled_start(change: Callable[[int], int]) -> Callable[..., None]:
     """Loads of experts that begin with another one, or go to another slot."""
     right = Experts.start
 
-    def start(self: Experts, routine: str, cursor: object, number: int, slot: int) -> None:
-        right(self, routine, cursor, change(number), slot)  # type: ignore[arg-type]
+    def start(self: Experts, routine: str, cursor: ExpertCursor, entry: int, slot: int) -> None:
+        first = cursor.layer * cursor.plan.local
+        right(self, routine, cursor, first + change(entry - first), slot)
 
     return start
 
