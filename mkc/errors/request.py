@@ -342,7 +342,7 @@ class VmemError(MkcError):
         super().__init__(
             f"the kernel needs {needed_bytes / MIB:.2f} MiB of VMEM{peak}, the limit is "
             f"{limit_bytes / MIB:.2f} MiB: {(needed_bytes - limit_bytes) / MIB:.2f} MiB too much. "
-            f"Cheapest change: {sentence(cheapest_change)} Buffers live at the peak:{lines}"
+            f"Cheapest change: {sentence(cheapest_change)}\nBuffers live at the peak:{lines}"
         )
 
     def advise(self, change: str) -> VmemError:

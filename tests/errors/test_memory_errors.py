@@ -93,7 +93,8 @@ def test_many_live_buffers_are_cut() -> None:
         for one in range(20)
     ]
     error = VmemError(needed_bytes=MIB, limit_bytes=MIB, live=live, cheapest_change="fewer rows")
-    first, *lines = str(error).splitlines()
+    _, heading, *lines = str(error).splitlines()
+    assert heading == "Buffers live at the peak:"
     assert [line.split()[2] for line in lines[:-1]] == [f"region_{one:02}" for one in range(12)]
     assert max(map(len, lines)) < 100
     assert lines[-1].split() == ["196.00", "MiB", "in", "8", "smaller", "buffers"]

@@ -1,4 +1,4 @@
-"""Mistakes in sums of two levels."""
+"""Mistakes in sums of two levels, and in two steps."""
 
 from __future__ import annotations
 
@@ -66,3 +66,28 @@ def own_sum_gathered(program: Program) -> Mutant:
         return isinstance(event, Send) and event.source.array.endswith("_total")
 
     return everywhere(program, replacing(gather, own))
+
+
+@mutation("groups do not exchange the sums of whole rows", "V606", "steps")
+def groups_left_out_of_steps(program: Program) -> Mutant:
+    def between(event: Event) -> bool:
+        waits = isinstance(event, Receive | Wait) and event.semaphore[1] in ACROSS
+        return _is_across(event) or (waits and event.semaphore[0].startswith("exchange_two_step"))
+
+    return everywhere(program, dropping(between))
+
+
+@mutation("a whole row goes to the group before it was folded", "V203", "steps")
+def row_sent_before_it_is_there(program: Program) -> Mutant:
+    def own(event: Event) -> Iterable[Event]:
+        assert isinstance(event, Send)
+        array = event.source.array.replace("_send", "_summed")
+        yield replace(event, source=replace(event.source, array=array))
+
+    def first(event: Event) -> bool:
+        return isinstance(event, Send) and event.target.array.endswith("_receive")
+
+    def of_a_step(event: Event) -> bool:
+        return first(event) and "two_step" in event.target.array  # type: ignore[union-attr]
+
+    return everywhere(program, replacing(of_a_step, own))

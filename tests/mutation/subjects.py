@@ -24,9 +24,10 @@ SMALL_TILES = "residency{cache_tile=16}"
 @cache
 def subject(name: str) -> Program:
     """`one`, `two` and `eight` ranks; `rounds` in one launch; `shares` of two-phase sums, two
-    `levels` of sums; rounds of a scheme: `draft` of one sequence, `drafts` of two on two ranks,
-    several in a launch; `gathers` of columns; `draw` and `draws` of rounds that sample; `experts`
-    of two layers that two rows choose; `walk` of two sequences whose blocks are cut."""
+    `levels` of sums, sums in two `steps`; rounds of a scheme: `draft` of one sequence, `drafts` of
+    two on two ranks, several in a launch; `gathers` of columns; `draw` and `draws` of rounds that
+    sample; `experts` of two layers that two rows choose; `walk` of two sequences whose blocks are
+    cut."""
     match name:
         case "one":
             return lower(golden_graph("qwen38_mini"), 1).program
@@ -40,6 +41,8 @@ def subject(name: str) -> Program:
             return lower(dense_graph(), 2, "collectives{algorithm=two_phase}").program
         case "levels":
             return lower(dense_graph(), 8, "collectives{algorithm=two_level,group=4}").program
+        case "steps":
+            return lower(dense_graph(), 8, "collectives{algorithm=two_step,group=4}").program
         case "rounds":
             return lower(golden_graph("qwen38_mini"), 2, f"lower{{rounds={ROUNDS}}}").program
         case "meets":
