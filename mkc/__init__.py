@@ -11,13 +11,11 @@ from mkc.errors import ConfigValueError
 from mkc.errors import MkcError
 from mkc.errors import UnsupportedFeatureError
 from mkc.ir.builder import KvCache
-from mkc.ir.builder import Layer
 from mkc.ir.builder import Outputs
 from mkc.ir.builder import StateRef
 from mkc.ir.builder import Step
 from mkc.ir.builder import Tensor
 from mkc.ir.builder import apply
-from mkc.ir.builder import layers
 from mkc.ir.builder import param
 from mkc.ir.builder import trace
 from mkc.ir.draft import ContextStep
@@ -62,6 +60,8 @@ from mkc.ir.functional import tanh
 from mkc.ir.functional import unary
 from mkc.ir.graph import Graph
 from mkc.ir.graph import StateKind
+from mkc.ir.layers import Layer
+from mkc.ir.layers import layers
 from mkc.ir.mixing import StoredBlocks
 from mkc.ir.mixing import expert_mlp
 from mkc.ir.mixing import latent_attention

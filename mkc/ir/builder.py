@@ -1,8 +1,8 @@
 """Tracing: runs a model's Python function once and records its ops.
 
 `trace` calls the function with a `Step`; the functions of `mkc.ir.functional` record ops on
-`Tensor`s; `layers` marks where the iterations of a layer stack begin and end. Every iteration is
-recorded, so a layer may do whatever it likes; equal layers are folded afterwards.
+`Tensor`s; `mkc.ir.layers` marks where the iterations of a layer stack begin and end. Every
+iteration is recorded, so a layer may do whatever it likes; equal layers are folded afterwards.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from mkc.ir.assemble import Item
 from mkc.ir.fold import fold_loop
 from mkc.ir.graph import Graph
 from mkc.ir.graph import Location
-from mkc.ir.graph import StateKind
 from mkc.ir.graph import Value
 from mkc.ir.infer import infer
 from mkc.ir.location import Places
@@ -37,7 +36,6 @@ from mkc.ir.location import definition
 from mkc.ir.ops import Binary
 from mkc.ir.ops import BinaryKind
 from mkc.ir.ops import Op
-from mkc.ir.trace import Segment
 from mkc.ir.trace import TracedLoop
 from mkc.ir.trace import TracedNode
 from mkc.ir.trace import TracedParam
@@ -45,7 +43,6 @@ from mkc.ir.trace import TracedState
 from mkc.ir.types import Axis
 from mkc.ir.types import AxisLike
 from mkc.ir.types import DType
-from mkc.ir.types import Part
 from mkc.ir.types import TensorType
 from mkc.ir.types import axis
 from mkc.ir.types import tensor
@@ -304,10 +301,10 @@ def param(pattern: str, axes: Sequence[AxisLike], dtype: DType | str = DType.BF1
 
     Naming it twice gives the same parameter, for tied weights.
     """
-    return _declare_param(current_trace("mkc.param"), pattern, axes, dtype, ())
+    return declare_param(current_trace("mkc.param"), pattern, axes, dtype, ())
 
 
-def _declare_param(
+def declare_param(
     trace_: Trace,
     pattern: str,
     axes: Sequence[AxisLike],
@@ -315,13 +312,13 @@ def _declare_param(
     indices: tuple[int, ...],
 ) -> Tensor:
     pattern = trace_.namespace + pattern
-    type_ = trace_.intern(tensor(_dtype(pattern, dtype), *_checked_axes(pattern, axes)))
+    type_ = trace_.intern(tensor(known_dtype(pattern, dtype), *checked_axes(pattern, axes)))
     trace_.declare(pattern, ("parameter", type_))
     use = TracedParam(pattern=pattern, type=type_, indices=indices)
     return Tensor(trace=trace_, ref=use, type_=type_)
 
 
-def _dtype(name: str, dtype: DType | str) -> DType:
+def known_dtype(name: str, dtype: DType | str) -> DType:
     try:
         return DType(dtype)
     except ValueError:
@@ -333,7 +330,7 @@ def _dtype(name: str, dtype: DType | str) -> DType:
         ) from None
 
 
-def _checked_axes(name: str, axes: Sequence[AxisLike]) -> Sequence[AxisLike]:
+def checked_axes(name: str, axes: Sequence[AxisLike]) -> Sequence[AxisLike]:
     for one in axes:
         size = one.size if isinstance(one, Axis) else one
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
@@ -345,90 +342,6 @@ def _checked_axes(name: str, axes: Sequence[AxisLike]) -> Sequence[AxisLike]:
                 hint="Correct the axes",
             )
     return axes
-
-
-@dataclass(frozen=True, kw_only=True)
-class Layer:
-    """One layer of a stack: makes its parameters and states.
-
-    Attributes:
-      index: layer number, from 0.
-      prefix: common start of the names, with `{index}`.
-    """
-
-    index: int
-    prefix: str
-    trace: Trace
-
-    def param(
-        self, suffix: str, axes: Sequence[AxisLike], dtype: DType | str = DType.BF16
-    ) -> Tensor:
-        """A weight of this layer; its checkpoint name is the prefix and `suffix`."""
-        return _declare_param(self.trace, self.prefix + suffix, axes, dtype, (self.index,))
-
-    def state(
-        self,
-        name: str,
-        kind: StateKind | str,
-        axes: Sequence[AxisLike],
-        dtype: DType | str = DType.BF16,
-    ) -> StateRef:
-        """Memory of this layer; axes for ONE sequence."""
-        pattern = self.trace.namespace + self.prefix + name
-        type_ = self.trace.intern(tensor(_dtype(pattern, dtype), *_checked_axes(pattern, axes)))
-        kind = StateKind(kind)
-        self.trace.declare(pattern, ("state", kind, type_))
-        use = TracedState(pattern=pattern, kind=kind, type=type_, indices=(self.index,))
-        return StateRef(trace=self.trace, use=use)
-
-    def kv_cache(self, name: str, kv_heads: int, head_dim: int) -> KvCache:
-        """Key and value cache, each bf16 [context, kv_heads, head_dim]."""
-        axes = (
-            self.trace.context,
-            Axis(parts=(Part(count=kv_heads, copyable=True),), name="heads"),
-            head_dim,
-        )
-        return KvCache(
-            key=self.state(f"{name}.key", StateKind.KV_CACHE, axes),
-            value=self.state(f"{name}.value", StateKind.KV_CACHE, axes),
-        )
-
-
-def layers(count: int, prefix: str = "model.layers.{index}.") -> Iterator[Layer]:
-    """Layers 0 .. count - 1, for an ordinary `for` loop whose body is run for each of them.
-
-    `{index}` in the prefix becomes the layer number. Layers that do the same things, also in a
-    longer pattern, become one repeat region.
-    """
-    trace_ = current_trace("mkc.layers")
-    if not isinstance(count, int) or count < 0:
-        raise TraceError(
-            where="mkc.layers",
-            location=author_location(),
-            problem=f"the number of layers is {count!r}",
-            expected="an integer that is not negative",
-            hint="Pass the number of layers of the checkpoint",
-        )
-    if "{index}" not in prefix:
-        raise ParamNameError(
-            name=prefix,
-            location=author_location(),
-            problem="the prefix of a layer stack has no {index}",
-            hint="Write {index} where the checkpoint names have the layer number",
-        )
-    return _iterate(trace_, count, prefix)
-
-
-def _iterate(trace_: Trace, count: int, prefix: str) -> Iterator[Layer]:
-    words = prefix.split("{index}")[0].strip(".").split(".")
-    loop = trace_.begin_loop(words[-1] or "layers")
-    try:
-        for index in range(count):
-            segment: Segment = []
-            loop.segments.append(segment)
-            yield Layer(index=index, prefix=prefix, trace=trace_)
-    finally:
-        trace_.loop = None
 
 
 def trace(

@@ -9,10 +9,10 @@ from mkc.ir import cost_spec
 from mkc.ir import infer_markov
 from mkc.ir import infer_spec
 from mkc.ir.builder import KvCache
-from mkc.ir.builder import Layer
 from mkc.ir.builder import Tensor
 from mkc.ir.builder import apply
 from mkc.ir.graph import StateKind
+from mkc.ir.layers import Layer
 from mkc.ir.ops_markov import CutDrafts
 from mkc.ir.ops_markov import MarkovWalk
 from mkc.ir.ops_spec import BlockAttention

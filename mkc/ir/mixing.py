@@ -9,7 +9,6 @@ from mkc.ir import cost_mixing
 from mkc.ir import infer_experts
 from mkc.ir import infer_mixing
 from mkc.ir.builder import KvCache
-from mkc.ir.builder import Layer
 from mkc.ir.builder import Tensor
 from mkc.ir.builder import apply
 from mkc.ir.functional import cast
@@ -18,6 +17,7 @@ from mkc.ir.functional import scale
 from mkc.ir.functional import sigmoid
 from mkc.ir.functional import tanh
 from mkc.ir.graph import StateKind
+from mkc.ir.layers import Layer
 from mkc.ir.ops_experts import ExpertMlp
 from mkc.ir.ops_experts import Route
 from mkc.ir.ops_experts import RouterScore
