@@ -127,11 +127,11 @@ def test_loads_of_the_program_are_the_waits_of_its_phases() -> None:
             assert executions[phase.id] >= waits[phase.id]
 
 
-@pytest.mark.parametrize(("position", "tiles"), [(0, 1), (255, 1), (256, 2), (4000, 16)])
+@pytest.mark.parametrize(("position", "tiles"), [(0, 1), (511, 1), (512, 2), (4000, 8)])
 def test_cache_tiles_up_to_the_position(position: int, tiles: int) -> None:
     program = lower(full_size(), 8).program
     (cache,) = program.caches
-    assert cache.tile == 256
+    assert cache.tile == 512
     fetched = [
         one
         for one in instructions(program, position=position)
