@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from re import IGNORECASE
@@ -117,3 +118,9 @@ def part_is_bare(text: str) -> bool:
     """True for a file of nothing but a docstring and imports."""
     kinds = (ast.Expr, ast.Import, ast.ImportFrom, ast.Assign)
     return all(isinstance(node, kinds) for node in ast.parse(text).body)
+
+
+def test_test_modules_have_names_of_their_own() -> None:
+    """The folders of tests are no packages: two modules of one name are one module to pytest."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
