@@ -16,6 +16,7 @@ from tests.mutation.edits import everywhere
 from tests.mutation.edits import replacing
 from tests.mutation.registry import mutation
 
+SUMS = ("exchange_two_level", "exchange_two_step")
 ACROSS = ((2,), (3,))  # semaphores of the messages between groups
 
 
@@ -23,11 +24,11 @@ def _is_across(event: Event) -> bool:
     return isinstance(event, Send) and event.target.array.endswith("_across")
 
 
-@mutation("groups do not exchange their sums", "V606", "levels")
+@mutation("groups do not exchange their sums", "V606", "levels", "steps")
 def groups_left_out(program: Program) -> Mutant:
     def between(event: Event) -> bool:
         waits = isinstance(event, Receive | Wait) and event.semaphore[1] in ACROSS
-        return _is_across(event) or (waits and event.semaphore[0].startswith("exchange_two_level"))
+        return _is_across(event) or (waits and event.semaphore[0].startswith(SUMS))
 
     return everywhere(program, dropping(between))
 
@@ -66,15 +67,6 @@ def own_sum_gathered(program: Program) -> Mutant:
         return isinstance(event, Send) and event.source.array.endswith("_total")
 
     return everywhere(program, replacing(gather, own))
-
-
-@mutation("groups do not exchange the sums of whole rows", "V606", "steps")
-def groups_left_out_of_steps(program: Program) -> Mutant:
-    def between(event: Event) -> bool:
-        waits = isinstance(event, Receive | Wait) and event.semaphore[1] in ACROSS
-        return _is_across(event) or (waits and event.semaphore[0].startswith("exchange_two_step"))
-
-    return everywhere(program, dropping(between))
 
 
 @mutation("a whole row goes to the group before it was folded", "V203", "steps")
