@@ -79,19 +79,23 @@ def test_one_shot_sums_in_rank_order(rows: int, ranks: int, mode: Mode) -> None:
 
 @MODES
 @RANKS
-def test_two_phase_rounds_the_sum_once(ranks: int, mode: Mode) -> None:
-    """The same buffers serve consecutive exchanges."""
+@pytest.mark.parametrize("rounded", [False, True])
+def test_two_phase_rounds_the_sum_once(rounded: bool, ranks: int, mode: Mode) -> None:
+    """The same buffers serve consecutive exchanges. Partial sums are `rounded` where they have a
+    buffer to be sent from."""
+    sent = jnp.bfloat16 if rounded else jnp.float32
     width = 128 * ranks
     x = np.random.default_rng(ranks).normal(size=(ranks, 8, width)).astype(np.float32)
 
     def body(x: Any, out: Any, *scratch: Any) -> None:
-        partial, scattered, send, gathered, sems = scratch
+        partial, parts, scattered, send, gathered, sems = scratch
         s.entry_barrier(ranks)
 
         def step(index: jax.Array, carry: jax.Array) -> jax.Array:
             partial[...] = x[...] + index.astype(jnp.float32)
             out[index] = s.all_reduce_two_phase(
                 partial,
+                parts=parts if rounded else None,
                 scattered=scattered,
                 send=send,
                 gathered=gathered,
@@ -112,7 +116,8 @@ def test_two_phase_rounds_the_sum_once(ranks: int, mode: Mode) -> None:
         results=[((2 * STEPS, 8, width), jnp.float32, VMEM)],
         scratch=[
             VMEM((8, width), jnp.float32),
-            VMEM((ranks, 8, columns), jnp.float32),
+            VMEM((8, width), jnp.bfloat16),
+            VMEM((ranks, 8, columns), sent),
             VMEM((8, columns), jnp.bfloat16),
             VMEM((ranks, 8, columns), jnp.bfloat16),
             pltpu.SemaphoreType.DMA((4,)),
@@ -121,7 +126,10 @@ def test_two_phase_rounds_the_sum_once(ranks: int, mode: Mode) -> None:
         mode=mode,
     )
     for exchange in range(2 * STEPS):
-        expected = in_rank_order(x + np.float32(exchange)).astype(ml_dtypes.bfloat16)
+        partial_sums = x + np.float32(exchange)
+        if rounded and ranks > 1:
+            partial_sums = partial_sums.astype(ml_dtypes.bfloat16).astype(np.float32)
+        expected = in_rank_order(partial_sums).astype(ml_dtypes.bfloat16)
         for rank in range(ranks):
             np.testing.assert_array_equal(out[rank, exchange], expected.astype(np.float32))
 
