@@ -45,6 +45,8 @@ def check(
     value_dim: int = 48,
     rank: int = 64,
     slots: int = 2,
+    tile: int = TILE,
+    context: int = CONTEXT,
     mode: Mode = Mode.LATE,
     rounds: bool = False,
 ) -> None:
@@ -61,8 +63,8 @@ def check(
     positions = rows_of(firsts, entering, rows)
     mix = bf16(random.normal(size=(LAYERS, batch * rows, query + rank + shared_dim)))
     ups = bf16(random.normal(size=(LAYERS, heads * (key_dim + value_dim), rank)) / key_dim**0.5)
-    latents = bf16(random.normal(size=(LAYERS, batch, CONTEXT, rank)))
-    shared = bf16(random.normal(size=(LAYERS, batch, CONTEXT, LANES)))
+    latents = bf16(random.normal(size=(LAYERS, batch, context, rank)))
+    shared = bf16(random.normal(size=(LAYERS, batch, context, LANES)))
     shared[..., shared_dim:] = 0
     for sequence, position in enumerate(firsts):
         for cache in (latents, shared):  # what comes later may hold anything
@@ -83,7 +85,7 @@ def check(
             awake=awake,
             layers=LAYERS,
             slots=slots,
-            tile=TILE,
+            tile=tile,
         )
         up = s.Stream(
             hbm=ups, ring=up_ring, arrived=up_sems, written=None, items=LAYERS, slots=LAYERS
@@ -136,8 +138,8 @@ def check(
         scratch=[
             VMEM((LAYERS, *ups.shape[1:]), jnp.bfloat16),
             pltpu.SemaphoreType.DMA((LAYERS,)),
-            VMEM((slots, TILE, rank), jnp.bfloat16),
-            VMEM((slots, TILE, LANES), jnp.bfloat16),
+            VMEM((slots, tile, rank), jnp.bfloat16),
+            VMEM((slots, tile, LANES), jnp.bfloat16),
             pltpu.SemaphoreType.DMA((2, slots)),
             VMEM((batch, 2 * BLOCK, rank), jnp.bfloat16),
             VMEM((batch, 2 * BLOCK, LANES), jnp.bfloat16),
@@ -232,3 +234,8 @@ def test_latent_attention(
 def test_other_sizes_and_rounding() -> None:
     sizes = {"key_dim": 16, "shared_dim": 32, "value_dim": 16, "rank": 128}
     check([33, 1], [2, 2], rows=2, heads=4, slots=1, rounds=True, mode=Mode.GENERIC, **sizes)
+
+
+def test_tiles_of_several_parts() -> None:
+    """A tile wider than what enters the softmax together, and no multiple of it."""
+    check([767, 300], [1, 1], rows=1, heads=2, tile=384, context=768)

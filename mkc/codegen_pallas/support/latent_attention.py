@@ -8,12 +8,9 @@ the rows of all of them are one product. Tiles and new rows are as in
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
 
 from mkc.codegen_pallas.support.accept import real_rows
 from mkc.codegen_pallas.support.attention import MASKED
@@ -25,12 +22,13 @@ from mkc.codegen_pallas.support.attention import fetch_next
 from mkc.codegen_pallas.support.attention import fetches
 from mkc.codegen_pallas.support.products import pieces
 from mkc.codegen_pallas.support.refs import BF16_ROWS
+from mkc.codegen_pallas.support.refs import LANES
 from mkc.codegen_pallas.support.refs import SUBLANES
 from mkc.codegen_pallas.support.refs import Ref
+from mkc.codegen_pallas.support.refs import Scalar
 from mkc.codegen_pallas.support.refs import View
 from mkc.codegen_pallas.support.rows_attention import NewRows
 from mkc.codegen_pallas.support.rows_attention import append_rows
-from mkc.codegen_pallas.support.rows_attention import clear_behind
 from mkc.codegen_pallas.support.rows_attention import row_number
 from mkc.codegen_pallas.support.rows_attention import tiles_before
 from mkc.codegen_pallas.support.streams import Stream
@@ -38,6 +36,7 @@ from mkc.codegen_pallas.support.streams import StreamCursor
 from mkc.codegen_pallas.support.vector import join
 from mkc.codegen_pallas.support.vector import round_bf16
 
+PART = 256  # positions that enter the softmax together
 ROWS_TO_LANES = (((1,), (1,)), ((), ()))  # of a product with a transposed matrix
 
 
@@ -92,109 +91,171 @@ def latent_attention(
         rows: jax.Array = up.ring[up_cursor.slot, first : first + count, :]
         return rows
 
-    def folded(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Queries for latents, two pieces below one another, and for shared keys; bf16."""
+    def folded() -> tuple[list[jax.Array], list[jax.Array]]:
+        """Of each sequence the queries for latents `[m, rank]` and for shared keys `[m, s]`, f32:
+        the rows of the first head, those of the second, and so on."""
+        rows = q.load().astype(jnp.float32)
         of_latents, of_shared = [], []
         for head in range(heads):
             start = head * (key_dim + shared_dim)
             own = rows[:, start : start + key_dim].astype(jnp.bfloat16)
             key = matrix(head * (key_dim + value_dim), key_dim)
             of_latents.append(jnp.dot(own, key, preferred_element_type=jnp.float32))
-            of_shared.append(rows[:, start + key_dim : start + key_dim + shared_dim])
-        return (
-            _two_pieces(_whole_registers(jnp.concatenate(of_latents, axis=0))),
-            _padded_lanes(
-                _whole_registers(jnp.concatenate(of_shared, axis=0)), shared_lanes
-            ).astype(jnp.bfloat16),
-        )
+            cut = rows[:, start + key_dim : start + key_dim + shared_dim]
+            of_shared.append(_padded_lanes(cut, shared_lanes))
+        return _by_sequence(of_latents, batch, size), _by_sequence(of_shared, batch, size)
 
-    def one_turn(turn: jax.Array, cursor: KvCursor) -> KvCursor:
+    all_queries = folded()
+
+    def one_turn(
+        turn: jax.Array, carry: tuple[KvCursor, list[jax.Array]]
+    ) -> tuple[KvCursor, list[jax.Array]]:
+        cursor, sums = carry
         sequence = kv.awake[turn]
         start, end = span(sequence)
-        first = positions[sequence * size]
-        count = real_rows(positions, sequence, size)
         new = NewRows(
             k=latent.rows(sequence, size),
             v=_padded_lanes(shared.rows(sequence, size), shared_lanes),
-            first=first,
-            count=count,
+            first=positions[sequence * size],
+            count=real_rows(positions, sequence, size),
         )
-        queries = folded(q.rows(sequence, size))
+        of_latents, of_shared = (_chosen(one, sequence) for one in all_queries)
+        queries = (_two_pieces(of_latents), of_shared.astype(jnp.bfloat16))
 
-        def one_tile(tile: jax.Array, carry: tuple[KvCursor, Softmax]) -> tuple[KvCursor, Softmax]:
-            cursor, softmax = carry
-            slot = cursor.slot
+        def wait(slot: Scalar) -> None:
             for copy in fetches(kv, 0, 0, 0, slot):
                 copy.wait()
-            before = first - tile * kv.tile  # rows of this tile that lie before the new ones
 
-            @pl.when(tile == end - 1)
-            def _last_tile() -> None:
-                append_rows(kv, layer, sequence, slot, new)
-                clear_behind(kv.key_ring, slot, before)
-
-            def visible(shape: tuple[int, ...]) -> jax.Array:
-                seen: jax.Array = lax.broadcasted_iota(jnp.int32, shape, 1) < before
-                return seen
-
-            softmax = _attend(
-                queries, kv.key_ring[slot], kv.value_ring[slot], visible, scale, softmax
-            )
+        def whole_tile(_: jax.Array, carry: tuple[KvCursor, Softmax]) -> tuple[KvCursor, Softmax]:
+            cursor, softmax = carry
+            wait(cursor.slot)
+            latents = kv.key_ring[cursor.slot]
+            scores = _scores(queries, latents, kv.value_ring[cursor.slot], scale)
+            softmax = _attend(softmax, scores, latents)
             return fetch_next(kv, cursor, span), softmax
 
-        def own_visible(shape: tuple[int, ...]) -> jax.Array:
-            key = lax.broadcasted_iota(jnp.int32, shape, 1)
-            seen: jax.Array = (key < count) & (key <= row_number(shape, size))
-            return seen
+        softmax = empty_softmax(queries[1].shape[0], rank)
+        cursor, softmax = lax.fori_loop(start, end - 1, whole_tile, (cursor, softmax))
 
-        empty = empty_softmax(queries[1].shape[0], rank)
-        cursor, softmax = lax.fori_loop(start, end, one_tile, (cursor, empty))
-        softmax = _attend(
-            queries,
-            _whole_registers(new.k).astype(jnp.bfloat16),
-            _whole_registers(new.v).astype(jnp.bfloat16),
-            own_visible,
-            scale,
-            softmax,
+        wait(cursor.slot)
+        append_rows(kv, layer, sequence, cursor.slot, new)
+        before = new.first - (end - 1) * kv.tile  # rows of the last tile that lie before the new
+        latents = kv.key_ring[cursor.slot]
+        scores = _scores(queries, latents, kv.value_ring[cursor.slot], scale)
+        position = lax.broadcasted_iota(jnp.int32, scores.shape, 1)
+        scores = jnp.where(position < before, scores, MASKED)
+        own, own_shared = (_whole_registers(one).astype(jnp.bfloat16) for one in (new.k, new.v))
+        own_scores = _scores(queries, own, own_shared, scale)
+        key = lax.broadcasted_iota(jnp.int32, own_scores.shape, 1)
+        seen = (key < new.count) & (key <= row_number(own_scores.shape, size))
+        softmax = _attend(softmax, jnp.where(seen, own_scores, MASKED), own)
+        softmax = _attend(softmax, scores, _first_rows(latents, before))
+        sums = _replaced(sums, sequence, softmax.values / softmax.total)
+        return fetch_next(kv, cursor, span), sums
+
+    sums = [jnp.zeros((all_queries[0][0].shape[0], rank), jnp.float32)] * batch
+    cursor, sums = lax.fori_loop(0, cursor.turns, one_turn, (cursor, sums))
+    for head in range(heads):
+        rows = [one[head * size : (head + 1) * size] for one in sums]
+        value = matrix(head * (key_dim + value_dim) + key_dim, value_dim)
+        products = lax.dot_general(
+            _two_pieces(_whole_registers(jnp.concatenate(rows, axis=0))),
+            value,
+            ROWS_TO_LANES,
+            preferred_element_type=jnp.float32,
         )
-        mixed = softmax.values / softmax.total
-        for head in range(heads):
-            parts = _two_pieces(_whole_registers(mixed[head * size : (head + 1) * size]))
-            value = matrix(head * (key_dim + value_dim) + key_dim, value_dim)
-            products = lax.dot_general(
-                parts, value, ROWS_TO_LANES, preferred_element_type=jnp.float32
-            )
-            result = _sum_of_halves(products)[:size]
-            own_lanes = out.head(head, value_dim)
-            own_lanes.store_rows(sequence, round_bf16(result) if rounds else result)
-        return cursor
-
-    cursor = lax.fori_loop(0, cursor.turns, one_turn, cursor)
+        result = _sum_of_halves(products)[: batch * size]
+        result = round_bf16(result) if rounds else result
+        _store_awake(out.head(head, value_dim), result, positions, size)
     return cursor._replace(calls=layer + 1)
 
 
-def _attend(
-    queries: tuple[jax.Array, jax.Array],
-    latents: jax.Array,
-    shared: jax.Array,
-    visible: Callable[[tuple[int, ...]], jax.Array],
-    scale: float,
-    old: Softmax,
-) -> Softmax:
-    """Adds positions to the softmax of all heads' rows.
+def _by_sequence(heads: list[jax.Array], batch: int, size: int) -> list[jax.Array]:
+    """From the rows of all sequences for each head, `[R, n]`, to those of all heads for each
+    sequence, `[m, n]`: `size` of the first head, `size` of the second, and so on."""
+    return [
+        _whole_registers(jnp.concatenate([one[first : first + size] for one in heads], axis=0))
+        for first in range(0, batch * size, size)
+    ]
+
+
+def _chosen(of_sequences: list[jax.Array], sequence: Scalar) -> jax.Array:
+    """The one of a run-time sequence: values in registers have no run-time index."""
+    found = of_sequences[0]
+    for other, value in enumerate(of_sequences[1:], 1):
+        found = jnp.where(sequence == other, value, found)
+    return found
+
+
+def _replaced(of_sequences: list[jax.Array], sequence: Scalar, value: jax.Array) -> list[jax.Array]:
+    """With another value for a run-time sequence."""
+    if len(of_sequences) == 1:
+        return [value]
+    return [jnp.where(sequence == other, value, old) for other, old in enumerate(of_sequences)]
+
+
+def _store_awake(out: View, value: jax.Array, positions: Ref, size: int) -> None:
+    """Stores rows `[batch * size, n]` of all sequences; rows of those that rest are kept."""
+    old = out.load().astype(jnp.float32)
+    row = lax.broadcasted_iota(jnp.int32, old.shape, 0)
+    mine = row < 0
+    for first in range(0, value.shape[0], size):
+        end = jnp.where(positions[first] >= 0, first + size, first)
+        mine = mine | ((row >= first) & (row < end))
+    behind = old[value.shape[0] :]
+    whole = jnp.concatenate([value, behind], axis=0) if behind.shape[0] else value
+    out.store(jnp.where(mine, whole, old).astype(out.ref.dtype))
+
+
+def _first_rows(x: jax.Array, count: Scalar) -> jax.Array:
+    """`[n, k]` with zeros from row `count` on: their weights are zero, but the cache may have NaN
+    there."""
+    row = lax.broadcasted_iota(jnp.int32, x.shape, 0)
+    return jnp.where(row < count, x, jnp.zeros_like(x))
+
+
+def _scores(
+    queries: tuple[jax.Array, jax.Array], latents: jax.Array, shared: jax.Array, scale: float
+) -> jax.Array:
+    """Scores `[m, n]` f32 of all heads' rows and n positions.
+
+    As many positions at a time as have one register's lanes: the matrix unit turns such blocks as
+    they enter it. Wider ones the compiler turns in the cross-lane unit, which takes longer.
 
     Args:
       queries: for latents `[2 * m, rank]`, two pieces; for shared keys `[m, s]`; bf16.
-      latents: `[n, rank]` bf16, finite.
+      latents: `[n, rank]` bf16.
       shared: `[n, s]` bf16.
-      visible: from the shape `[m, n]` to which positions each row sees.
     """
-    of_latents, of_shared = (
-        lax.dot_general(one, keys, ROWS_TO_LANES, preferred_element_type=jnp.float32)
-        for one, keys in zip(queries, (latents, shared), strict=True)
-    )
-    scores = (_sum_of_halves(of_latents) + of_shared) * scale
-    scores = jnp.where(visible(scores.shape), scores, MASKED)
+
+    def block(first: int) -> jax.Array:
+        of_latents, of_shared = (
+            lax.dot_general(
+                one, keys[first : first + LANES], ROWS_TO_LANES, preferred_element_type=jnp.float32
+            )
+            for one, keys in zip(queries, (latents, shared), strict=True)
+        )
+        return (_sum_of_halves(of_latents) + of_shared) * scale
+
+    return join([block(first) for first in range(0, latents.shape[0], LANES)])
+
+
+def _attend(old: Softmax, scores: jax.Array, latents: jax.Array) -> Softmax:
+    """Adds positions to the softmax of all heads' rows.
+
+    In parts: the products of one fill the pauses in which the next waits for its maximum.
+
+    Args:
+      scores: `[m, n]` f32, `MASKED` where a row does not see a position.
+      latents: `[n, rank]` bf16, finite.
+    """
+    for first in range(0, latents.shape[0], PART):
+        part = slice(first, first + PART)
+        old = _attend_part(old, scores[:, part], latents[part])
+    return old
+
+
+def _attend_part(old: Softmax, scores: jax.Array, latents: jax.Array) -> Softmax:
     maximum = jnp.maximum(old.maximum, jnp.max(scores, axis=1, keepdims=True))
     weights = jnp.exp(scores - maximum)
     correction = jnp.exp(old.maximum - maximum)

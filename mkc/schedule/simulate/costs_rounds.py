@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
+from mkc.schedule.exchange_plan import Part
 from mkc.schedule.expert_phases import ExpertsPhase
 from mkc.schedule.expert_phases import RoutePhase
 from mkc.schedule.messages import summed_elements
@@ -116,7 +117,8 @@ def _delta_code(
 
 
 def _attention_code(code: PhaseCycles, target: Target) -> PhaseCost | None:
-    """A loop over the sequences that do not rest, and in it one over tiles."""
+    """A loop over the sequences that do not rest, and in it one over tiles (of latents: all tiles
+    but a sequence's last)."""
     if len(code.loops) != 1 or len(code.loops[0].loops) != 1:
         return None
     (item,) = code.loops
@@ -204,27 +206,26 @@ def round_estimate(program: Program, phase: Phase, target: Target) -> PhaseCost:
             tiles = (pushes + softmax_us + ATTENTION_CHAINS * chain_us,)
             item_us = (1 + ATTENTION_CHAINS) * chain_us
         case LatentAttentionPhase():
-            # Of a tile latents are pushed for scores and for sums, shared keys once. Of a sequence
-            # `up` is pushed once, half of it for queries, half for values; f32 numbers travel in
-            # two pieces, which are rows of one product.
+            # Of a tile latents are pushed for scores and for sums, shared keys once. In all, `up`
+            # is pushed once, half for queries, half for values; f32 numbers travel in two
+            # pieces, which are rows of one product. The last tile of a sequence, and the softmax of
+            # its new rows, are part of its item.
             cache = next(one for one in program.caches if one.name == phase.cache)
             latents, shared = (ceil(width / TAPE_LANES) for width in cache.widths)
             pushes = block_us(cache.tile * (2 * latents + shared), target)
             queries = rows * phase.heads
-            tiles = (
-                pushes
-                + elements_us(4 * queries * cache.tile, target)
-                + ATTENTION_CHAINS * chain_us,
-            )
+            tile_us = pushes + elements_us(4 * queries * cache.tile, target)
+            tiles = (tile_us + ATTENTION_CHAINS * chain_us,)
             ups = phase.heads * (phase.key_dim + phase.value_dim) * latents
-            item_us = block_us(ups, target) + (1 + ATTENTION_CHAINS) * chain_us
+            once_us = block_us(ups, target) + 2 * chain_us
+            item_us = tile_us + 2 * ATTENTION_CHAINS * chain_us
         case RoutePhase():
             once_us = route_us(program, phase, target)
         case ExpertsPhase():
             item_us = expert_us(program, phase, target)
         case TapPhase():
             once_us = registers_us(program, 2 * phase.width, target)
-        case AllGatherPhase():
+        case AllGatherPhase() if phase.part is not Part.START:
             gathered = exchange_plan(program, phase.exchange)
             once_us = elements_us(summed_elements(gathered, program.ranks), target)
         case TopKPhase():

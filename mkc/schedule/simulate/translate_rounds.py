@@ -53,8 +53,10 @@ def round_instructions(translator: Translator, phase: Phase) -> Iterator[Instruc
     match phase:
         case KeptDeltaRulePhase():
             yield from _kept_delta_rule(translator, phase)
-        case RowsAttentionPhase() | LatentAttentionPhase():
+        case RowsAttentionPhase():
             yield from _rows_attention(translator, phase)
+        case LatentAttentionPhase():
+            yield from _latent_attention(translator, phase)
         case RoutePhase():
             yield from _route(translator, phase)
         case ExpertsPhase():
@@ -119,9 +121,7 @@ def _expert_loads(mark: Mark, ring: ExpertRing, slot: int) -> Iterator[Instructi
         yield Start(mark=mark, bytes=size, semaphore=semaphore, urgent=True, slot=slot)
 
 
-def _rows_attention(
-    translator: Translator, phase: RowsAttentionPhase | LatentAttentionPhase
-) -> Iterator[Instruction]:
+def _rows_attention(translator: Translator, phase: RowsAttentionPhase) -> Iterator[Instruction]:
     cost, cache = translator.costs[phase.id], translator.caches[phase.cache]
     mark = translator.mark(phase.id, phase.title)
     yield translator.work(phase, cost.once_us)
@@ -133,6 +133,23 @@ def _rows_attention(
                 yield from _append(translator, mark, cache, sequence)
             yield translator.work(phase, cost.tile_us[0])
             yield from translator.fetch_tile(mark, cache)
+    cache.calls += 1
+
+
+def _latent_attention(translator: Translator, phase: LatentAttentionPhase) -> Iterator[Instruction]:
+    """The last tile of a sequence has code of its own: part of the work on the sequence."""
+    cost, cache = translator.costs[phase.id], translator.caches[phase.cache]
+    mark = translator.mark(phase.id, phase.title)
+    yield translator.work(phase, cost.once_us)
+    for sequence in range(cache.plan.batch):
+        for _ in range(cache.tiles - 1):
+            yield translator.tile_arrived(mark, cache)
+            yield translator.work(phase, cost.tile_us[0])
+            yield from translator.fetch_tile(mark, cache)
+        yield translator.tile_arrived(mark, cache)
+        yield from _append(translator, mark, cache, sequence)
+        yield translator.work(phase, cost.item_us)
+        yield from translator.fetch_tile(mark, cache)
     cache.calls += 1
 
 

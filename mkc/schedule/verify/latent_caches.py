@@ -21,29 +21,31 @@ class LatentAttention(RowsAttention):
     """Attention of all heads to one stream of latents and shared keys."""
 
     def latent_phase(self, phase: LatentAttentionPhase) -> None:
+        """Keys are folded into all queries first, and values projected from all sums last."""
         kernel = self.kernel
         cursor, up = kernel.caches[phase.cache], kernel.streams[phase.up]
+        kernel.load(ROUTINE, phase.q)
+        kernel.stream_read(ROUTINE, up)
         for sequence in cursor.awake:
-            entering = self.latent_rows(sequence)
-            for view in (phase.latent, phase.shared, phase.q):
-                kernel.load(ROUTINE, view)
-            kernel.stream_read(ROUTINE, up)
-            first, end = self.span(cursor.plan, sequence)
-            for tile in range(first, end):
-                rings = self.wait(ROUTINE, cursor)
-                if tile == end - 1:
-                    self.append(cursor, entering)
-                    kernel.write(ROUTINE, rings[0])  # what lies behind the rows becomes zero
-                self.read_seen(cursor, sequence, tile, rings)
-                self.fetch(ROUTINE, cursor)
-            kernel.stream_read(ROUTINE, up)  # keys are folded before, values projected behind
-            for head in range(phase.heads):
-                start = phase.output.start + head * phase.value_dim
-                view = View(buffer=phase.output.buffer, start=start, width=phase.value_dim)
-                kernel.store_row(ROUTINE, view)
-        if not cursor.awake:
-            kernel.rest(ROUTINE, phase.output)
+            self.one_sequence(cursor, phase, sequence)
+        kernel.stream_read(ROUTINE, up)
+        for head in range(phase.heads):
+            start = phase.output.start + head * phase.value_dim
+            view = View(buffer=phase.output.buffer, start=start, width=phase.value_dim)
+            kernel.store_row(ROUTINE, view)  # a choice between all rows and what resting ones hold
         cursor.calls += 1
+
+    def one_sequence(self, cursor: CacheCursor, phase: LatentAttentionPhase, sequence: int) -> None:
+        entering = self.latent_rows(sequence)
+        for view in (phase.latent, phase.shared):
+            self.kernel.load(ROUTINE, view)
+        first, end = self.span(cursor.plan, sequence)
+        for tile in range(first, end):
+            rings = self.wait(ROUTINE, cursor)
+            if tile == end - 1:
+                self.append(cursor, entering)
+            self.read_seen(cursor, sequence, tile, rings)
+            self.fetch(ROUTINE, cursor)
 
     def latent_rows(self, sequence: int) -> Entering:
         """The new rows of a sequence."""
