@@ -48,7 +48,6 @@ from mkc.ir.graph import Graph
 from mkc.ir.token_masks import with_token_masks
 from mkc.runtime.kernel import load_module
 from mkc.runtime.kernel import mesh_of
-from mkc.schedule.lint import lint_program
 from mkc.schedule.lint import lint_source
 from mkc.schedule.lint import lint_traced
 from mkc.schedule.program import Program
@@ -57,6 +56,9 @@ from mkc.schedule.verify import OBLIGATIONS
 from mkc.schedule.verify import Issue
 from mkc.schedule.verify.accesses import Access
 from mkc.schedule.verify.accesses import access_difference
+from mkc.schedule.verify.all_ranks import difference_of_all
+from mkc.schedule.verify.all_ranks import expected_of_all
+from mkc.schedule.verify.all_ranks import traced_of_all
 from mkc.schedule.verify.case import Case
 from mkc.schedule.verify.case import Kind
 from mkc.schedule.verify.case import following_case
@@ -209,7 +211,8 @@ def _proof(result: CompileResult, *, edited: bool) -> Iterator[Verdict]:
 
 
 def _lint(result: CompileResult, source: str) -> Iterator[Verdict]:
-    found = [*lint_program(result.lowered.program, result.target), *lint_source(source)]
+    """Of the text; what `compile_graph` returns has no findings in its program."""
+    found = lint_source(source)
     yield Verdict(
         name="lint",
         status=FAILS if found else HOLDS,
@@ -295,11 +298,15 @@ def traced_launches(
     found = []
     try:
         for case, ranks in planned:
-            tracers = [tracer_of(program, rank, case) for rank in range(ranks)]
-            tracers[0].accesses = None if beside is None else []
-            events = [one.run(kernel, names) for one in tracers]
-            hints = [hint for one in tracers for hint in one.hints]
-            touches = _touches(tracer_of(program, 0, case), beside, names, tracers[0].accesses)
+            first = tracer_of(program, 0, case)
+            first.accesses = None if beside is None else []
+            if ranks == 1 or beside is not None:
+                first.run(kernel, names)
+            events: Sequence[Sequence[Event]] = [first.events]
+            hints = first.hints
+            if ranks > 1:
+                events, hints = traced_of_all(program, case, kernel, names)
+            touches = _touches(tracer_of(program, 0, case), beside, names, first.accesses)
             found.append(Launch(case=case, events=events, hints=hints, touches=touches))
     except (AssertionError, LookupError, TypeError, ValueError) as error:
         if beside is None:
@@ -373,13 +380,17 @@ def _decides(new: Sequence[str]) -> str:
 
 def _differences(program: Program, launches: Sequence[Launch]) -> Iterator[str]:
     for one in launches:
-        for rank, found in enumerate(one.events):
-            problem = difference(expected_events(program, rank, one.case), found)
-            if problem is not None:
-                yield (
-                    f"rank {rank} differs from the program that was proven, in the launch "
-                    f"'{one.case.name}' ({problem})"
-                )
+        if len(one.events) > 1:
+            found = difference_of_all(expected_of_all(program, one.case), one.events)
+        else:
+            problem = difference(expected_events(program, 0, one.case), one.events[0])
+            found = None if problem is None else (0, problem)
+        if found is not None:
+            rank, problem = found
+            yield (
+                f"rank {rank} differs from the program that was proven, in the launch "
+                f"'{one.case.name}' ({problem})"
+            )
 
 
 def _checked_alone(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +19,35 @@ class _Unknown:
 
 
 UNKNOWN = _Unknown()
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "max": max,
+    "min": min,
+    "neg": operator.neg,
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "xor": operator.xor,
+    "abs": abs,
+    "div": lambda a, b: int(a / b) if isinstance(a, int) else a / b,
+    "rem": lambda a, b: a - int(a / b) * b,
+    "select_n": lambda which, *cases: cases[int(which)],
+    "and": lambda a, b: a and b if isinstance(a, bool) else a & b,
+    "or": lambda a, b: a or b if isinstance(a, bool) else a | b,
+    "not": lambda a: not a if isinstance(a, bool) else ~a,
+    "squeeze": lambda a: a,
+    "reshape": lambda a: a,
+    "broadcast_in_dim": lambda a: a,
+    "reshard": lambda a: a,
+    "stop_gradient": lambda a: a,
+    "copy": lambda a: a,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

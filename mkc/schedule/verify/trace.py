@@ -7,7 +7,6 @@ left are the copies, waits, signals and accesses that the kernel makes, one afte
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -38,11 +37,15 @@ from mkc.schedule.verify.events import Start
 from mkc.schedule.verify.events import Wait
 from mkc.schedule.verify.events import Write
 from mkc.schedule.verify.experts import most_chosen
+from mkc.schedule.verify.prepared import OPERATIONS
 from mkc.schedule.verify.prepared import UNKNOWN
 from mkc.schedule.verify.prepared import Step
 from mkc.schedule.verify.prepared import Value
 from mkc.schedule.verify.prepared import known_value
 from mkc.schedule.verify.prepared import prepared
+from mkc.schedule.verify.trace_ranks import PerRank
+from mkc.schedule.verify.trace_ranks import applied
+from mkc.schedule.verify.trace_ranks import values_of
 
 BARRIER = "barrier"
 TRACED = "traced"  # phase and routine of traced events
@@ -74,47 +77,22 @@ class View:
         return View(name=self.name, ranges=tuple(ranges), kept=tuple(kept))
 
 
-def _whole(value: Any) -> int:
+def _whole(value: Any) -> Any:
+    """An integer, or one for each rank."""
     if value is UNKNOWN:
         raise TraceError("a place in memory depends on data")
-    return int(value)
+    return applied(int, value) if isinstance(value, PerRank) else int(value)
 
 
-OPERATIONS: dict[str, Callable[..., Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "max": max,
-    "min": min,
-    "neg": operator.neg,
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-    "xor": operator.xor,
-    "abs": abs,
-    "div": lambda a, b: int(a / b) if isinstance(a, int) else a / b,
-    "rem": lambda a, b: a - int(a / b) * b,
-    "select_n": lambda which, *cases: cases[int(which)],
-    "and": lambda a, b: a and b if isinstance(a, bool) else a & b,
-    "or": lambda a, b: a or b if isinstance(a, bool) else a | b,
-    "not": lambda a: not a if isinstance(a, bool) else ~a,
-    "squeeze": lambda a: a,
-    "reshape": lambda a: a,
-    "broadcast_in_dim": lambda a: a,
-    "reshard": lambda a: a,
-    "stop_gradient": lambda a: a,
-    "copy": lambda a: a,
-}
+NOT_NUMBERS = {type(UNKNOWN), View}
 
 
 @dataclass(kw_only=True)
 class Tracer:
-    """Executes the traced kernel of one rank.
+    """Executes the traced kernel of one rank, or of all in one.
 
     Attributes:
+      rank: its number; `PerRank` for all ranks, whose events then hold such numbers, too.
       arrays: of the program, by name.
       scalars: SMEM arguments by name; the kernel changes its own copies.
       assumed: SMEM arrays that the kernel fills with what depends on data, by name: a number for
@@ -125,7 +103,7 @@ class Tracer:
       known_parts, known_accesses: so that no part and no event is made twice.
     """
 
-    rank: int
+    rank: int | PerRank
     arrays: Mapping[str, Array]
     scalars: dict[str, list[int]]
     assumed: Mapping[str, Callable[..., int]] = field(default_factory=dict)
@@ -177,9 +155,10 @@ class Tracer:
         if step.has_effects:
             raise TraceError(f"what the primitive {step.name} does is not followed")
         operation = OPERATIONS.get(step.name) if step.is_scalar else None
-        if operation is None or any(one is UNKNOWN or isinstance(one, View) for one in inputs):
+        kinds = set(map(type, inputs))
+        if operation is None or not kinds.isdisjoint(NOT_NUMBERS):
             return [UNKNOWN] * len(step.outputs)
-        return [operation(*inputs)]
+        return [applied(operation, *inputs) if PerRank in kinds else operation(*inputs)]
 
     @cached_property
     def special(self) -> Mapping[str, Callable[[Any, list[Value]], Sequence[Value]]]:
@@ -244,10 +223,13 @@ class Tracer:
 
     def on_multiple_of(self, params: Any, inputs: list[Value]) -> Sequence[Value]:
         (value,) = inputs
-        if isinstance(value, int):
-            self.hints += [
-                f"{value} is no multiple of {one}" for one in params["values"] if value % one
-            ]
+        self.hints += [
+            f"{number} is no multiple of {one}"
+            for number in values_of(value)
+            if isinstance(number, int)
+            for one in params["values"]
+            if number % one
+        ]
         return inputs
 
     def on_convert_element_type(self, params: Any, inputs: list[Value]) -> Sequence[Value]:
@@ -255,7 +237,7 @@ class Tracer:
         if value is UNKNOWN:
             return inputs
         kind = params["new_dtype"].kind
-        return [bool(value) if kind == "b" else int(value) if kind in "iu" else float(value)]
+        return [applied(bool if kind == "b" else int if kind in "iu" else float, value)]
 
     def on_get_barrier_semaphore(self, params: Any, inputs: list[Value]) -> Sequence[Value]:
         return [View(name=BARRIER, ranges=(), kept=())]
@@ -267,7 +249,7 @@ class Tracer:
             return [UNKNOWN]
         view = self.part(params["tree"], inputs[0], inputs[1:])
         if view.name in self.assumed:
-            return [self.assumed[view.name](*(first for first, _ in view.ranges))]
+            return [applied(self.assumed[view.name], *(first for first, _ in view.ranges))]
         if view.name in self.scalars:
             return [self.scalars[view.name][view.ranges[0][0] if view.ranges else 0]]
         self.note(READ, view.name, view.ranges)
@@ -410,7 +392,7 @@ def _semaphore(view: View | None) -> Semaphore:
     return view.name, tuple(first for first, _ in view.ranges)
 
 
-def _peer(peer: Any) -> int:
+def _peer(peer: Any) -> Any:
     return _whole(next(iter(peer.values())) if isinstance(peer, dict) else peer)
 
 
@@ -446,7 +428,7 @@ def reference_names(spec: Any) -> list[str]:
     return [*(one.name for one in spec.operands), *results, *(name for name, _, _ in spec.scratch)]
 
 
-def tracer_of(program: Program, rank: int, case: Case) -> Tracer:
+def tracer_of(program: Program, rank: int | PerRank, case: Case) -> Tracer:
     """A tracer with the scalars of a launch; whatever is emitted is token 0."""
     scalars = {"positions": list(case.at(0)), "tokens": [0] * program.batch}
     if program.round is not None:
