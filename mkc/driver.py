@@ -9,9 +9,13 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from mkc.advice import Asked
+from mkc.advice import Retrace
 from mkc.advice import advised
+from mkc.advice import smallest_topology
 from mkc.codegen_pallas.aot import AotResult
 from mkc.codegen_pallas.aot import compile_ahead
 from mkc.codegen_pallas.aot_phases import phase_machine_code
@@ -36,6 +40,7 @@ from mkc.passes.p10_shard import Shard
 from mkc.passes.p70_lower import Lower
 from mkc.passes.pipeline import Lowered
 from mkc.passes.pipeline import Pipeline
+from mkc.passes.pipeline import Prepared
 from mkc.passes.steps import is_round
 from mkc.report import plan_document
 from mkc.report import rank_bytes
@@ -52,6 +57,7 @@ from mkc.schedule.verify import Proof
 from mkc.schedule.verify import prove
 from mkc.targets import Target
 from mkc.targets import load_target
+from mkc.vmem_trades import any_within_vmem
 from mkc.vmem_trades import lower_within_vmem
 
 LARGEST_BATCH = 8  # sequences per kernel: the rows of one f32 tile
@@ -74,7 +80,7 @@ class CompileRequest:
       rounds_per_launch: decode steps one launch may run.
       aot: compile ahead of time with the TPU compiler.
       phase_times: with `aot`, compile once more, beside it, to predict phases from machine code.
-      retrace: graph of the same model for another batch, to try what would fit; None tries less.
+      retrace: the same model for another batch and context, to try what fits; None tries less.
       prompts: graph that reads prompts into the same states, None for `graph` itself.
     """
 
@@ -87,7 +93,7 @@ class CompileRequest:
     rounds_per_launch: int = 1
     aot: bool = True
     phase_times: bool = False
-    retrace: Callable[[int], Graph] | None = None
+    retrace: Retrace | None = None
     prompts: Graph | None = None
 
 
@@ -173,7 +179,7 @@ def _masked(request: CompileRequest) -> CompileRequest:
     return replace(
         request,
         graph=with_token_masks(request.graph),
-        retrace=(lambda batch: with_token_masks(retrace(batch))) if retrace else None,
+        retrace=(lambda *sizes: with_token_masks(retrace(*sizes))) if retrace else None,
         token_masks=False,
     )
 
@@ -186,7 +192,7 @@ def lower_graph(
     passes: str = "",
     logits: bool = False,
     rounds_per_launch: int = 1,
-    retrace: Callable[[int], Graph] | None = None,
+    retrace: Retrace | None = None,
 ) -> Lowered:
     """Runs the passes for a target with a topology; arguments as in `CompileRequest`.
 
@@ -195,13 +201,6 @@ def lower_graph(
     """
     assert target.topology is not None, "the topology is chosen before the passes run"
     ranks = target.topology.devices if tp is None else tp
-    if not 1 <= ranks <= target.topology.devices:
-        raise DeviceCountError(
-            tp=ranks,
-            target=target.name,
-            devices=target.topology.devices,
-            larger=[one.full_name for one in target.topologies if one.devices >= ranks > 0],
-        )
     # A round of a scheme reports its tokens, and for each sequence how many, and how many drafts.
     scalars = graph.rows + (2 * graph.batch if is_round(graph) else 0)
     largest = (target.smem.usable_bytes - SMEM_MARGIN) // (scalars * TOKEN_BYTES)
@@ -212,15 +211,38 @@ def lower_graph(
     pipeline = defaults.override(passes)
     _check_options(pipeline, defaults, passes, target)
     try:
-        # A hopeless size ends here.
-        _check_hbm(graph, target, ranks, *_held_bytes(graph, ranks, target))
-        lowered = lower_within_vmem(pipeline, pipeline.prepare(graph, target), target)
-    except (ShardingError, TileError, VmemError) as error:
-        raise advised(
-            error, graph, target, pipeline=pipeline, defaults=defaults, retrace=retrace
-        ) from None
-    _check_hbm(graph, target, ranks, *rank_bytes(lowered.program))
+        if not 1 <= ranks <= target.topology.devices:
+            raise DeviceCountError(tp=ranks, target=target.name, devices=target.topology.devices)
+        return _lowered(graph, target, pipeline, choose=lower_within_vmem)
+    except (DeviceCountError, HbmError, ShardingError, TileError, VmemError) as error:
+        asked = Asked(
+            graph=graph,
+            target=target,
+            names_tp=tp is not None,
+            pipeline=pipeline,
+            defaults=defaults,
+            attempt=_attempt,
+            retrace=retrace,
+        )
+        raise advised(error, asked) from None
+
+
+def _lowered(
+    graph: Graph,
+    target: Target,
+    pipeline: Pipeline,
+    *,
+    choose: Callable[[Pipeline, Prepared, Target], Lowered],
+) -> Lowered:
+    """Lowers a graph whose parts fit the memory of a device."""
+    ranks = pipeline.shard.ranks
+    _check_hbm(target, *_held_bytes(graph, ranks, target))  # A hopeless size ends here.
+    lowered = choose(pipeline, pipeline.prepare(graph, target), target)
+    _check_hbm(target, *rank_bytes(lowered.program))
     return lowered
+
+
+_attempt = partial(_lowered, choose=any_within_vmem)
 
 
 def _check_options(pipeline: Pipeline, defaults: Pipeline, text: str, target: Target) -> None:
@@ -244,15 +266,13 @@ def _check_options(pipeline: Pipeline, defaults: Pipeline, text: str, target: Ta
         raise PassSpecError(text=text, problem=problem)
 
 
-def _check_hbm(graph: Graph, target: Target, ranks: int, weights: int, states: int) -> None:
+def _check_hbm(target: Target, weights: int, states: int) -> None:
     if weights + states > target.hbm.usable_bytes:
         raise HbmError(
             target=target.name,
             weight_bytes=weights,
             state_bytes=states,
             limit_bytes=target.hbm.usable_bytes,
-            # With padding, which is not counted there, so many ranks do not hold it.
-            smallest=smallest_topology(graph, target, above=ranks),
         )
 
 
@@ -269,36 +289,15 @@ def choose_topology(graph: Graph, name: str, tp: int | None) -> Target:
 
     Raises:
       UnknownTargetError: no such target.
-      HbmError: a generation whose largest topology is too small.
     """
     target = load_target(name)
     if target.topology is not None:
         return target
     if tp is not None:
-        fitting = next((one for one in target.topologies if one.devices >= tp), None)
-        found = fitting.full_name if fitting else None
+        found = next((one for one in target.topologies if one.devices >= tp), None)
     else:
-        found = smallest_topology(graph, target)
-    if found is None:
-        largest = target.topologies[-1]
-        return load_target(largest.full_name)
-    return load_target(found)
-
-
-def smallest_topology(graph: Graph, target: Target, *, above: int = 0) -> str | None:
-    """The topology with the fewest devices, but more than `above`, whose memory holds one rank's
-    weights and states.
-    """
-    for topology in target.topologies:
-        if topology.devices <= above:
-            continue
-        try:
-            held = sum(_held_bytes(graph, topology.devices, target))
-        except ShardingError:
-            continue
-        if held <= target.hbm.usable_bytes:
-            return topology.full_name
-    return None
+        found = smallest_topology(graph, target, Pipeline(shard=Shard(ranks=1)), _attempt)
+    return load_target((found or target.topologies[-1]).full_name)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,6 @@ from mkc.driver import choose_topology
 from mkc.driver import compile_graph
 from mkc.driver import lower_graph
 from mkc.driver import missing_vmem
-from mkc.driver import smallest_topology
 from mkc.errors import AheadOfTimeError
 from mkc.errors import BatchError
 from mkc.errors import DeviceCountError
@@ -22,6 +21,7 @@ from mkc.errors import UnknownTargetError
 from mkc.errors import VmemError
 from mkc.ir.graph import Graph
 from mkc.report import rank_bytes
+from mkc.schedule.program import Program
 from mkc.targets import load_target
 from tests.passes.lowering import dense_graph
 from tests.passes.lowering import full_size
@@ -43,7 +43,7 @@ def test_a_generation_alone_takes_the_smallest_topology(generation: str, topolog
     """Of those that hold the 27B model; one device fewer would not do."""
     graph = full_size()
     chosen = choose_topology(graph, generation, None)
-    assert chosen.name == topology == smallest_topology(graph, load_target(generation))
+    assert chosen.name == topology
     weights, states = rank_bytes(lower_graph(graph, chosen).program)
     assert weights + states <= chosen.hbm.usable_bytes
     for smaller in chosen.topologies:
@@ -79,7 +79,7 @@ def test_what_no_topology_holds() -> None:
     """The largest one is tried, and the message says by how much it fails."""
     graph = dense_graph(batch=8, context=1 << 24)
     target = choose_topology(graph, "v5e", None)
-    assert smallest_topology(graph, target) is None
+    assert target.name == load_target("v5e").topologies[-1].full_name
     with pytest.raises(HbmError) as raised:
         lower_graph(graph, target)
     message = str(raised.value)
@@ -94,7 +94,7 @@ def test_too_few_devices_names_the_topology_that_would_do() -> None:
     weights, states = (float(one.split()[-2]) for one in message.split("(")[1].split(" of ")[:2])
     assert 50 < weights < 51
     assert 0 < states < 0.5
-    assert message.endswith("topology that holds them is v5e:2x2; use --target v5e:2x2.")
+    assert message.endswith("GiB too much. Use --target v5e:2x2, with which they fit.")
 
 
 @pytest.mark.parametrize("batch", [0, 9])
@@ -194,8 +194,14 @@ def test_a_kernel_that_spills_more_than_there_is_is_refused(
 
 
 def test_a_topology_that_padding_exceeds_is_not_advised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without padding the model fits; a topology of as many devices would not help."""
-    monkeypatch.setattr(mkc.driver, "rank_bytes", lambda _: (1 << 50, 0))
+    """Without padding the model would fit any of them."""
+    counted = rank_bytes
+
+    def padded(program: Program) -> tuple[int, int]:
+        return (1 << 50 if program.ranks < 8 else counted(program)[0], 0)
+
+    monkeypatch.setattr(mkc.driver, "rank_bytes", padded)
     with pytest.raises(HbmError) as raised:
         lower_graph(dense_graph(), load_target("v5e:1x1"))
-    assert "use --target v5e:2x2" in str(raised.value)
+    assert "Use --target v5e:2x4, with which they fit." in str(raised.value)
+    assert choose_topology(dense_graph(), "v5e", None).name == "v5e:2x4"

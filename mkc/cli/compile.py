@@ -113,20 +113,20 @@ def compile_command(
     if emit is None:
         check_folder(folder)
 
-    def graphs_of(sequences: int) -> tuple[Graph, Graph | None]:
+    def graphs_of(sequences: int, positions: int) -> tuple[Graph, Graph | None]:
         """What is compiled, and what reads prompts where that is another graph."""
         if spec is not None and drafting:
             scheme = scheme_round(
-                model, spec, draft, batch=sequences, context=context, config_path=config
+                model, spec, draft, batch=sequences, context=positions, config_path=config
             )
             return scheme.graph, scheme.prefill
-        return model_graph(model, batch=sequences, context=context, config_path=config), None
+        return model_graph(model, batch=sequences, context=positions, config_path=config), None
 
-    graph, prompts = graphs_of(batch)
+    graph, prompts = graphs_of(batch, context)
     request = CompileRequest(
         graph=graph,
         prompts=prompts,
-        retrace=lambda sequences: graphs_of(sequences)[0],
+        retrace=lambda sequences, positions: graphs_of(sequences, positions)[0],
         target=target,
         tp=tp,
         passes=passes,

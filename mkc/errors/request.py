@@ -149,11 +149,40 @@ class DeviceCountError(MkcError):
 
     code: ClassVar[str] = "E121"
 
-    def __init__(self, *, tp: int, target: str, devices: int, larger: Sequence[str]) -> None:
-        choices = f"Topologies with {tp} devices or more: {', '.join(larger)}. " if larger else ""
+    def __init__(
+        self,
+        *,
+        tp: int,
+        target: str,
+        devices: int,
+        possible: Sequence[int] = (),
+        larger: Sequence[str] = (),
+    ) -> None:
+        self.tp = tp
+        self.target = target
+        self.devices = devices
+        values = ", ".join(str(value) for value in possible)
+        choices = [f"one of --tp {values}"] if possible else []
+        choices += [f"a topology for tp {tp} with --target: {', '.join(larger)}"] if larger else []
+        hint = f"Choose {' or '.join(choices)}" if choices else "Choose another target"
         super().__init__(
             f"tp {tp} does not fit target '{target}', which has {devices} devices; expected 1 to "
-            f"{devices}. {choices}Choose --tp in that range, or another topology."
+            f"{devices}. {hint}."
+        )
+
+    def advise(self, *, possible: Sequence[int], larger: Sequence[str]) -> DeviceCountError:
+        """The same error with what works, for a caller that has tried it.
+
+        Args:
+          possible: tp values of this target.
+          larger: topologies that take as many ranks.
+        """
+        return DeviceCountError(
+            tp=self.tp,
+            target=self.target,
+            devices=self.devices,
+            possible=possible,
+            larger=larger,
         )
 
 
@@ -207,6 +236,7 @@ class ShardingError(MkcError):
         unit: int = 1,
         location: Place | None = None,
         param: str = "",
+        hint: str = "",
     ) -> None:
         self.op = op
         self.dimension = dimension
@@ -227,20 +257,34 @@ class ShardingError(MkcError):
         of_param = f" of parameter '{param}'" if param else ""
         super().__init__(
             f"{at(location)}{op}: tp {tp} does not divide dimension '{dimension}'{of_param} "
-            f"({size}); {choices}"
+            f"({size}); {sentence(hint) if hint else choices}"
         )
 
-    def advise(self, possible: Sequence[int]) -> ShardingError:
-        """The same error with other tp values, for a caller that has tried them."""
+    def advise(self, possible: Sequence[int], larger: str) -> ShardingError:
+        """The same error with what works, for a caller that has tried it.
+
+        Args:
+          possible: tp values of this topology.
+          larger: options that lead to more devices, empty for none that work.
+        """
+        hint = ""
+        if possible:
+            values = ", ".join(str(value) for value in possible)
+            hint = f"tp values that work on this topology: {values}. Choose one of them with --tp"
+        elif larger:
+            hint = f"no tp value works on this topology. Use {larger}"
+        elif self.possible:
+            hint = "no tp value works on this target. Choose another target, or a smaller model"
         return ShardingError(
             op=self.op,
             dimension=self.dimension,
             units=self.units,
             tp=self.tp,
-            possible=possible,
+            possible=self.possible,
             unit=self.unit,
             location=self.location,
             param=self.param,
+            hint=hint,
         )
 
 
@@ -368,21 +412,33 @@ class HbmError(MkcError):
         weight_bytes: int,
         state_bytes: int,
         limit_bytes: int,
-        smallest: str | None,
+        options: str = "",
     ) -> None:
+        self.target = target
+        self.weight_bytes = weight_bytes
+        self.state_bytes = state_bytes
+        self.limit_bytes = limit_bytes
         needed = weight_bytes + state_bytes
         advice = (
-            f"The smallest topology that holds them is {smallest}; use --target {smallest}"
-            if smallest is not None
+            f"Use {options}, with which they fit"
+            if options
             else "No topology of this target holds them; use a smaller model or another target"
-            if weight_bytes > limit_bytes
-            else "No topology of this target holds them; lower --context or --batch"
         )
         super().__init__(
             f"target '{target}': each device needs {needed / GIB:.2f} GiB of memory "
             f"({weight_bytes / GIB:.2f} GiB of weights, {state_bytes / GIB:.2f} GiB of states) and "
             f"has {limit_bytes / GIB:.2f} GiB: {(needed - limit_bytes) / GIB:.2f} GiB too much. "
             f"{sentence(advice)}"
+        )
+
+    def advise(self, options: str) -> HbmError:
+        """The same error with options that work, for a caller that has tried them."""
+        return HbmError(
+            target=self.target,
+            weight_bytes=self.weight_bytes,
+            state_bytes=self.state_bytes,
+            limit_bytes=self.limit_bytes,
+            options=options,
         )
 
 

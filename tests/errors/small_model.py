@@ -63,6 +63,8 @@ def compile_small(
         passes=passes,
         rounds_per_launch=rounds,
         aot=aot,
-        retrace=lambda n: mkc.trace(decoder, name="small", batch=n, context=context, config=config),
+        retrace=lambda n, positions: mkc.trace(
+            decoder, name="small", batch=n, context=positions, config=config
+        ),
     )
     return compile_graph(request)

@@ -238,7 +238,7 @@ def test_tp_that_does_not_divide(command: Command) -> None:
     message = command.refused(
         ShardingError, "tp 3", "in_proj_qkv.weight", "16 units of 128", argv=argv
     )
-    assert "tp values that divide the model: 1, 2, 4, 8, 16" in message
+    assert "tp values that work on this topology: 1, 2, 4, 8." in message
 
 
 def test_tp_above_the_devices(command: Command) -> None:
@@ -248,7 +248,7 @@ def test_tp_above_the_devices(command: Command) -> None:
 
 def test_weights_that_do_not_fit(command: Command) -> None:
     argv = "compile qwen38 --target v5e:1x1 --no-aot"
-    command.refused(HbmError, "GiB too much", "smallest topology", "v5e:", argv=argv)
+    command.refused(HbmError, "GiB too much", "Use --target v5e:2x2", argv=argv)
 
 
 def test_vmem_that_does_not_fit(command: Command) -> None:

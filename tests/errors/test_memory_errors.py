@@ -113,14 +113,21 @@ def test_weights_that_exceed_one_device() -> None:
     )
     assert needed == pytest.approx(weights + states, abs=0.02)
     assert needed - limit == pytest.approx(over, abs=0.02)
-    with refused(HbmError, "'v5e:1x1'", "holds them is v5e:2x2; use --target v5e:2x2."):
+    with refused(HbmError, "'v5e:1x1'", "Use --target v5e:2x2, with which they fit."):
         raise raised.value
     assert compile_small(sizes, target="v5e").target.name == "v5e:2x2"
 
 
 def test_caches_that_exceed_every_topology() -> None:
-    with refused(HbmError, "of states", "No topology of this target holds them", "lower --context"):
-        compile_small(Sizes(dim=1024), target="v5e", batch=8, context=1 << 24)
+    """What is told has been tried; twice that context would be too much."""
+    sizes, context = Sizes(dim=1024), 1 << 24
+    with pytest.raises(HbmError) as raised:
+        compile_small(sizes, target="v5e:1x1", batch=8, context=context)
+    ((option, value),) = findall(r"Use --(\w+) (\d+), with which they fit", str(raised.value))
+    assert option == "context"
+    assert compile_small(sizes, target="v5e:1x1", batch=8, context=int(value)).report
+    with pytest.raises(HbmError):
+        compile_small(sizes, target="v5e:1x1", batch=8, context=2 * int(value))
 
 
 @pytest.mark.parametrize("size", ["hidden", "mlp", "vocab", "heads", "dim"])
