@@ -30,8 +30,8 @@ def lower_within_vmem(pipeline: Pipeline, prepared: Prepared, target: Target) ->
         except VmemError as failure:
             error = error or failure
             continue
-        if not found[name].is_short and error is None:
-            return found[name]
+        if not found[name].is_short and len(found) == 1 and error is None:
+            return found[name]  # nothing has been given up
     if not found:
         assert error is not None
         raise error
@@ -47,12 +47,25 @@ def lower_within_vmem(pipeline: Pipeline, prepared: Prepared, target: Target) ->
     return found[best]
 
 
+def any_within_vmem(pipeline: Pipeline, prepared: Prepared, target: Target) -> Lowered:
+    """The first choice that fits, without asking for times. Raises as `lower_within_vmem`."""
+    error: VmemError | None = None
+    for one in _choices(pipeline, target).values():
+        try:
+            return one.finish(prepared, target)
+        except VmemError as failure:
+            error = error or failure
+    assert error is not None
+    raise error
+
+
 def _choices(pipeline: Pipeline, target: Target) -> dict[str, Pipeline]:
     """The pipeline itself first, then with what has not been asked for made smaller."""
     loads = {"loads as wanted": pipeline.tile}
     if not pipeline.tile.load_bytes:
-        usual = replace(pipeline.tile, load_bytes=target.dma.load_target_bytes)
-        loads["the target's loads"] = usual
+        usual = target.dma.load_target_bytes
+        loads["loads in between"] = replace(pipeline.tile, load_bytes=usual * 3 // 2)
+        loads["the target's loads"] = replace(pipeline.tile, load_bytes=usual)
     tiles = {"long tiles of caches": pipeline.residency}
     if not pipeline.residency.cache_tile and not pipeline.residency.largest_tile:
         shorter = replace(pipeline.residency, largest_tile=LARGEST_TILE // 2)

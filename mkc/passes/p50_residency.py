@@ -24,6 +24,7 @@ from mkc.passes.p30_tile import Tiles
 from mkc.passes.p40_collectives import TWO_PHASE
 from mkc.passes.p40_collectives import Collectives
 from mkc.passes.sampled import samples_of
+from mkc.passes.spare_vmem import with_spare_slots
 from mkc.passes.steps import Step
 from mkc.passes.steps import StepGraph
 from mkc.passes.steps import StepKind
@@ -142,7 +143,8 @@ class Place:
         slot_bytes = tiles.slot_rows * ROW_BYTES
         wanted = tiles.slots * slot_bytes
         # What does not fit gives way in this order: deep state rings, deep cache rings, the tape's.
-        for smaller in (streams, with_state_slots(streams), with_cache_slots(streams)):
+        deep = streams
+        for smaller in (deep, with_state_slots(deep), with_cache_slots(deep)):
             streams = smaller
             fixed = [*activations, *_stream_allocations(streams, target)]
             free = limit - sum(one.bytes for one in fixed)
@@ -150,6 +152,9 @@ class Place:
                 break
         slots = min(tiles.slots, max(self.fewest_slots, free // slot_bytes))
         ring = Allocation(name="tape_ring", bytes=slots * slot_bytes, op="weight stream")
+        if free > ring.bytes:
+            streams = with_spare_slots(streams, deep, free - ring.bytes, target)
+            fixed = [*activations, *_stream_allocations(streams, target)]
         allocations = tuple(sorted([*fixed, ring], key=lambda one: (-one.bytes, one.name)))
         total = sum(one.bytes for one in allocations)
         if total > limit:

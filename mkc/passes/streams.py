@@ -39,6 +39,7 @@ LARGEST_TILE = 512  # positions per tile: each costs a chain of reductions, howe
 # corrects logits with.
 MATRICES = {StepKind.LATENT_ATTENTION: 3, StepKind.MARKOV_WALK: 2}
 PAGE_SLOTS = 2  # the page in use and the next one
+MATRIX_SLOTS = 1  # one step uses it; the next item arrives while the rest of the layer goes on
 STATE_SLOTS = 4  # in use, being written back, and two arriving
 FEWEST_CACHE_SLOTS = 3  # in use, and two arriving
 CACHE_SLOTS = 8  # tiles ahead; as many as published kernels keep of their largest copies
@@ -262,7 +263,7 @@ class _Placer:
                 item_shape=param.type.shape,
                 dtype=DType.BF16,
                 items=param.instances,
-                slots=min(PAGE_SLOTS, param.instances),
+                slots=MATRIX_SLOTS,
                 writes_back=False,
                 purpose="weights that are multiplied as the checkpoint has them",
             )
