@@ -100,7 +100,8 @@ def exchange_kinds(program: Program) -> frozenset[str]:
 
 def _kind(plan: ExchangePlan) -> str:
     if plan.kind in TWO_LEVELS:
-        return f"{plan.kind} of {plan.wire.value}"
+        scattered = ", scattered" if plan.scattered else ""
+        return f"{plan.kind} of {plan.wire.value}{scattered}"
     return f"{plan.kind} within hosts" if plan.group else plan.kind
 
 

@@ -8,6 +8,8 @@ from mkc.codegen_pallas.emit import Operands
 from mkc.ir.facets import EMIT
 from mkc.ir.ops_mixing import MixBlocks
 from mkc.ir.ops_mixing import ScaleHeads
+from mkc.passes.mixing_parts import MixStored
+from mkc.passes.mixing_parts import MixStream
 from mkc.passes.rank_ops import JoinParts
 from mkc.passes.rank_ops import ShardedScaleHeads
 
@@ -19,6 +21,21 @@ def mix_blocks(op: MixBlocks, operands: Operands, context: EmitContext) -> tuple
     arguments = ", ".join(one.code for one in operands)
     slots = blocks.type.shape[1]
     return (Emitted(code=f"support.mix_blocks({arguments}, slots={slots}, eps={op.eps!r})"),)
+
+
+@EMIT.register(MixStored)
+def mix_stored(op: MixStored, operands: Operands, context: EmitContext) -> tuple[Emitted, ...]:
+    """One call with two results; blocks as in `mix_blocks`."""
+    slots = operands[0].type.shape[1]
+    arguments = ", ".join(one.code for one in operands)
+    return (Emitted(code=f"support.mix_stored({arguments}, slots={slots}, eps={op.eps!r})"),)
+
+
+@EMIT.register(MixStream)
+def mix_stream(op: MixStream, operands: Operands, context: EmitContext) -> tuple[Emitted, ...]:
+    """What is stored comes from a buffer, in registers."""
+    arguments = ", ".join(one.code for one in operands)
+    return (Emitted(code=f"support.mix_stream({arguments}, eps={op.eps!r})"),)
 
 
 @EMIT.register(ScaleHeads)

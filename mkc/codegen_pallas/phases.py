@@ -13,13 +13,14 @@ from typing import Any
 
 from mkc.codegen_pallas import phases_experts
 from mkc.codegen_pallas import phases_mixing
+from mkc.codegen_pallas.phases_exchange import all_gather_lines
+from mkc.codegen_pallas.phases_exchange import all_reduce_lines
 from mkc.codegen_pallas.phases_rounds import round_lines
 from mkc.codegen_pallas.phases_vector import value_types
 from mkc.codegen_pallas.phases_vector import vector_lines
 from mkc.ir.graph import Graph
 from mkc.ir.types import DType
 from mkc.passes.steps import StepGraph
-from mkc.schedule.exchange_plan import exchange_buffers
 from mkc.schedule.expert_phases import ExpertsPhase
 from mkc.schedule.expert_phases import RoutePhase
 from mkc.schedule.mixing_phases import ClearBlocksPhase
@@ -42,6 +43,7 @@ from mkc.schedule.program import StreamWaitPhase
 from mkc.schedule.program import TileRun
 from mkc.schedule.program import VectorPhase
 from mkc.schedule.program import View
+from mkc.schedule.round_phases import AllGatherPhase
 
 INDENT = "    "
 
@@ -70,7 +72,8 @@ class PhaseWriter:
             VectorPhase: partial(vector_lines, self),
             DeltaRulePhase: self.delta_rule,
             AttentionPhase: self.attention,
-            AllReducePhase: self.all_reduce,
+            AllReducePhase: partial(all_reduce_lines, self),
+            AllGatherPhase: partial(all_gather_lines, self),
             ArgmaxPhase: self.argmax,
             ClearBlocksPhase: partial(phases_mixing.clear_blocks, self),
             RoutePhase: partial(phases_experts.route, self),
@@ -248,59 +251,6 @@ class PhaseWriter:
             ")",
             f"return c._replace({phase.cache}=cursor)",
         ]
-
-    def all_reduce(self, phase: AllReducePhase) -> list[str]:
-        name = phase.exchange
-        plan = next(one for one in self.program.exchanges if one.name == name)
-        lanes = f"{phase.partial.start}:{phase.partial.start + phase.partial.width}"
-        if phase.algorithm == "one_shot":
-            lines = [
-                "total = support.all_reduce_one_shot(",
-                f"    m.{phase.partial.buffer}[0:{plan.rows}, {lanes}],",
-                f"    send=m.{name}_send,",
-                f"    receive=m.{name}_receive,",
-                f"    send_sem=m.{name}_sems.at[0],",
-                f"    receive_sem=m.{name}_sems.at[1],",
-                "    ranks=RANKS,",
-                ")",
-            ]
-            total = "support.round_bf16(total)" if phase.rounds else "total"
-            value = f"jnp.broadcast_to({total}, (ROWS, {phase.output.width}))"
-        elif phase.algorithm in ("two_level", "two_step"):
-            buffers = [suffix for suffix, *_ in exchange_buffers(plan, self.program.ranks)]
-            lines = [
-                f"total = support.all_reduce_{phase.algorithm}(",
-                f"    m.{phase.partial.buffer}[0:{plan.rows}, {lanes}],",
-                *(f"    {one}=m.{name}_{one}," for one in (*buffers, "sems")),
-                "    ranks=RANKS,",
-                f"    group={plan.group},",
-                ")",
-            ]
-            total = "support.round_bf16(total)" if phase.rounds and not plan.rounds else "total"
-            value = f"jnp.broadcast_to({total}, (ROWS, {phase.output.width}))"
-        else:
-            behind = phase.partial.start + phase.partial.width
-            end = phase.partial.start + plan.columns
-            zeros = f"jnp.zeros((ROWS, {end - behind}), jnp.float32)"
-            padding = f"m.{phase.partial.buffer}[:, {behind}:{end}] = {zeros}"
-            lines = [
-                *([padding] if end > behind else []),
-                "total = support.all_reduce_two_phase(",
-                f"    m.{phase.partial.buffer}.at[:, {phase.partial.start}:{end}],",
-                *([f"    parts=m.{name}_parts,"] if plan.wire is not DType.F32 else []),
-                f"    scattered=m.{name}_scattered,",
-                f"    send=m.{name}_send,",
-                f"    gathered=m.{name}_gathered,",
-                f"    scatter_send_sem=m.{name}_sems.at[0],",
-                f"    scatter_receive_sem=m.{name}_sems.at[1],",
-                f"    gather_send_sem=m.{name}_sems.at[2],",
-                f"    gather_receive_sem=m.{name}_sems.at[3],",
-                "    ranks=RANKS,",
-                ")",
-            ]
-            value = "total" if end == behind else f"total[:, 0:{phase.output.width}]"
-        lines.append(self.store(phase.output, value))
-        return [*lines, *self.meeting(phase.meets), "return c"]
 
     def best(self, logits: View, columns: int, exchange: str | None) -> list[str]:
         """`index`: the column of the largest logit of each row, over all ranks."""

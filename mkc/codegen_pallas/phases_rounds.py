@@ -11,7 +11,6 @@ from mkc.passes.walk_scratch import markov_scratch
 from mkc.passes.walk_scratch import walk_scratch
 from mkc.schedule.program import Phase
 from mkc.schedule.round_phases import AcceptPhase
-from mkc.schedule.round_phases import AllGatherPhase
 from mkc.schedule.round_phases import CutDraftsPhase
 from mkc.schedule.round_phases import KeptDeltaRulePhase
 from mkc.schedule.round_phases import MarkovWalkPhase
@@ -35,7 +34,6 @@ def round_lines(writer: PhaseWriter, phase: Phase) -> list[str]:
         CutDraftsPhase: _cut_drafts,
         KeptDeltaRulePhase: _kept_delta_rule,
         MarkovWalkPhase: _markov_walk,
-        AllGatherPhase: _all_gather,
         RowsAttentionPhase: _rows_attention,
         ScalarPhase: _scalar,
         SelectorWalkPhase: _selector_walk,
@@ -108,28 +106,6 @@ def _tap(writer: PhaseWriter, phase: TapPhase) -> list[str]:
         f"shown = {writer.load(phase.source)}",
         f"support.store_tap(shown, m.{phase.buffer}, c.{count}, {phase.places})",
         f"return c._replace({count}=c.{count} + 1)",
-    ]
-
-
-def _all_gather(writer: PhaseWriter, phase: AllGatherPhase) -> list[str]:
-    names = [f"gathered_{number}" for number, _ in enumerate(phase.parts)]
-    if len(names) == 1:
-        names = ["gathered"]
-    plan = next(one for one in writer.program.exchanges if one.name == phase.exchange)
-    one_row = plan.rows == 1
-    parts = [f"{writer.load(one)}{'[0:1]' if one_row else ''}," for one in phase.parts]
-    values = [
-        f"jnp.broadcast_to({name}, (ROWS, {output.width}))" if one_row else name
-        for name, output in zip(names, phase.outputs, strict=True)
-    ]
-    return [
-        f"{', '.join(names)}{',' if len(names) == 1 else ''} = support.all_gather(",
-        f"    ({' '.join(parts)}),",
-        *writer.exchange_arguments(phase.exchange),
-        ")",
-        *(writer.store(*pair) for pair in zip(phase.outputs, values, strict=True)),
-        *writer.meeting(phase.meets),
-        "return c",
     ]
 
 

@@ -19,6 +19,7 @@ from mkc.ir.graph import Node
 from mkc.ir.ops_mixing import MixBlocks
 from mkc.ir.types import DType
 from mkc.ir.types import TensorType
+from mkc.passes.mixing_parts import MixStored
 from mkc.passes.streams import rotary_frequencies
 from mkc.schedule.program import PageRow
 from mkc.schedule.program import VectorPhase
@@ -27,7 +28,8 @@ from mkc.schedule.program import View
 if TYPE_CHECKING:
     from mkc.codegen_pallas.phases import PhaseWriter
 
-BLOCKS_IN_PLACE = 2  # operands of `MixBlocks` that are read where they lie
+MIXTURES = (MixBlocks, MixStored)
+BLOCKS_IN_PLACE = 2  # operands of a mixture that are read where they lie
 CONVOLUTIONS = (ops.CausalConv, ops_spec.KeptConv, ops_spec.DynamicConv)
 
 
@@ -118,7 +120,7 @@ class _VectorWriter:
             return self._vector(self._row(phase.page, param=name, index=index), names, lines)
         if name in phase.scalars:
             return f"m.{phase.scalars[name]}"
-        if isinstance(node.op, MixBlocks) and name in node.operands[:BLOCKS_IN_PLACE]:
+        if isinstance(node.op, MIXTURES) and name in node.operands[:BLOCKS_IN_PLACE]:
             return self.writer.view(self._view(phase, name))
         if name in {value.name for value in self.writer.graph.inputs}:
             return f"m.{name}"

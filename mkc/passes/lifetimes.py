@@ -11,6 +11,7 @@ from mkc.passes.steps import Step
 from mkc.passes.steps import StepGraph
 from mkc.passes.steps import StepKind
 from mkc.passes.steps import StepLoop
+from mkc.schedule.exchange_plan import Part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,8 @@ def defined_values(graph: StepGraph, step: Step) -> list[str]:
     """Base values a step defines."""
     if step.kind is StepKind.TAP:
         return [step.output]
+    if step.part is Part.START:
+        return []  # its end writes the results
     if step.kind is StepKind.BLOCKS and step.nodes[0].results[0].name in graph.aliases:
         return []  # stored in place
     if step.output:

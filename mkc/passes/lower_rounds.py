@@ -221,6 +221,7 @@ def _all_gather(lowering: Lowering, step: Step, title: str) -> Phase:
         parts=tuple(lowering.view(name) for name in node.operands),
         outputs=tuple(lowering.view(value.name) for value in node.results),
         meets=choice.meets,
+        part=step.part,
     )
 
 

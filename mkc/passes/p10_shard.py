@@ -38,6 +38,7 @@ from mkc.passes.gathering import join_gathers
 from mkc.passes.joined_sums import join_sums
 from mkc.passes.p05_untie import Untie
 from mkc.passes.rank_ops import AllGather
+from mkc.passes.scattered_sums import scatter_sums
 from mkc.passes.sharding import REPLICATED
 from mkc.passes.sharding import ShardedGraph
 from mkc.passes.sharding import Sharding
@@ -141,6 +142,7 @@ class Shard:
             for key, state in graph.states.items()
         }
         local = replace(graph, body=body, params=params, states=states)
+        local = scatter_sums(local, self.ranks, log)
         self._record(graph, walk, log, target)
         return ShardedGraph(
             graph=local,

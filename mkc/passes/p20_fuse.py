@@ -9,6 +9,7 @@ projection to a few columns would pad a whole weight block; its weights are kept
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
@@ -26,9 +27,15 @@ from mkc.ir.graph import Node
 from mkc.ir.graph import Repeat
 from mkc.ir.types import DType
 from mkc.passes.carries import separate_carries
+from mkc.passes.mixing_parts import MixStored
+from mkc.passes.mixing_parts import split_mixtures
+from mkc.passes.overlap import in_order
+from mkc.passes.overlap import overlapped
+from mkc.passes.overlap import travelling
 from mkc.passes.packed_queries import pack_queries
 from mkc.passes.rank_ops import AllGather
 from mkc.passes.rank_ops import PackedLatentAttention
+from mkc.passes.rank_ops import ScatteredSum
 from mkc.passes.rank_ops import ShardedAccept
 from mkc.passes.rank_ops import ShardedExpertMlp
 from mkc.passes.rank_ops import ShardedMarkovWalk
@@ -73,6 +80,7 @@ ANCHORS: dict[type[ops.Op], StepKind] = {
     ops.DeltaRule: StepKind.DELTA_RULE,
     ops.Attention: StepKind.ATTENTION,
     ops.AllReduce: StepKind.ALL_REDUCE,
+    ScatteredSum: StepKind.ALL_REDUCE,
     ops.Argmax: StepKind.ARGMAX,
     ops.ShardedArgmax: StepKind.ARGMAX,
     AllGather: StepKind.ALL_GATHER,
@@ -105,14 +113,17 @@ class Fuse:
 
     Attributes:
       narrow_columns: widest projection that may become a narrow matmul.
+      overlap: exchanges have two parts where something can go on between them.
     """
 
     name: ClassVar[str] = "fuse"
     narrow_columns: int = 64
+    overlap: bool = True
 
     def apply(self, sharded: ShardedGraph, log: DecisionLog) -> StepGraph:
         """Returns the steps of one rank in program order."""
-        sharing = share_weights(pack_queries(sharded.graph))
+        graph = pack_queries(sharded.graph)
+        sharing = share_weights(split_mixtures(graph, log) if self.overlap else graph)
         sharded = replace(sharded, graph=separate_carries(sharing.graph))
         scalars = scalar_arrays(sharded.graph)
         cutter = _Cutter(
@@ -127,11 +138,18 @@ class Fuse:
             return replace(self, narrow_columns=0).apply(sharded, log)
         return StepGraph(
             sharded=sharded,
-            body=_numbered(body, count()),
+            body=_numbered(self._overlapped(body, cutter.aliases), count()),
             aliases=cutter.aliases,
             widths=cutter.widths,
             scalars=scalars,
         )
+
+    def _overlapped(
+        self, body: tuple[Step | StepLoop, ...], aliases: Mapping[str, Alias]
+    ) -> tuple[Step | StepLoop, ...]:
+        if not self.overlap:
+            return body
+        return overlapped(body, {name: alias.base for name, alias in aliases.items()})
 
 
 def _numbered(
@@ -199,12 +217,16 @@ class _Cutter:
                 elif second:
                     group = [one for one in group if one.op == item.op]
                 done.update(id(one) for one in (*group, *second))
-                steps.extend(self.matmuls(group, second))
+                steps.extend(self.matmuls(group, second, travelling(block)))
             else:
                 for value in item.results:
                     self.widths[value.name] = lanes(value.type.shape)
                 self.check_lookup(item)
                 kind = self.kind(item)
+                if isinstance(item.op, MixStored):
+                    flush()  # a step of its own can move into an exchange
+                    steps.append(Step(id="", kind=StepKind.VECTOR, nodes=(item,)))
+                    continue
                 if kind is None:
                     pending.append(item)
                     continue
@@ -321,9 +343,10 @@ class _Cutter:
             start += width
         return True
 
-    def matmuls(self, group: list[Node], second: list[Node]) -> list[Step]:
+    def matmuls(self, group: list[Node], second: list[Node], travel: frozenset[str]) -> list[Step]:
         """One wide matmul of all wide members and one narrow matmul of the others.
 
+        Where some results travel there may be two wide ones, those that travel in the first.
         Members whose weights the nodes of `second` read too become a wide matmul of their own.
         """
         twice = {node.operands[1] for node in second}
@@ -334,8 +357,9 @@ class _Cutter:
         exact = [node for node in narrow if _is_exact(node)]
         rounded = [node for node in narrow if node not in exact]
         steps = []
+        parts = in_order(wide, travel, self.log) if self.options.overlap else [wide]
         for kind, nodes in (
-            (StepKind.MATMUL, wide),
+            *((StepKind.MATMUL, part) for part in parts),
             (StepKind.NARROW_MATMUL, rounded),
             (StepKind.NARROW_MATMUL, exact),
         ):

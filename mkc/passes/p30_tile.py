@@ -21,6 +21,7 @@ from mkc.passes.steps import StepGraph
 from mkc.passes.steps import StepKind
 from mkc.passes.steps import StepLoop
 from mkc.schedule.decisions import DecisionLog
+from mkc.schedule.exchange_plan import Part
 from mkc.schedule.program import TAPE_LANES
 from mkc.targets import Target
 
@@ -196,7 +197,7 @@ def _core_us(graph: StepGraph, target: Target) -> float:
     pushes = _total(graph.body, MATMULS, lambda step: _bytes(graph, step) // block)
     exchanges = 0
     if graph.sharded.ranks > 1:
-        exchanges = _total(graph.body, EXCHANGES, lambda step: 1)
+        exchanges = _total(graph.body, EXCHANGES, lambda step: step.part is not Part.START)
     return pushes * target.mxu.push_us + exchanges * target.exchange.latency_us
 
 

@@ -22,6 +22,7 @@ from typing import ClassVar
 from mkc.ir import ops
 from mkc.ir.types import DType
 from mkc.passes.rank_ops import AllGather
+from mkc.passes.rank_ops import ScatteredSum
 from mkc.passes.rank_ops import ShardedAccept
 from mkc.passes.rank_ops import ShardedMarkovWalk
 from mkc.passes.rank_ops import ShardedTopK
@@ -33,6 +34,7 @@ from mkc.passes.steps import StepKind
 from mkc.passes.steps import StepLoop
 from mkc.schedule.decisions import DecisionLog
 from mkc.schedule.exchange_plan import ExchangePlan
+from mkc.schedule.exchange_plan import Part
 from mkc.schedule.exchange_plan import scattered_columns
 from mkc.schedule.messages import exchange_us
 from mkc.schedule.program import VECTOR_LANES
@@ -122,6 +124,7 @@ class ChooseCollectives:
         first, last, _ = neighbours.visit(graph.body)
         if rounds > 1 and not any(map(_is_search, _exchange_sites(graph))):
             neighbours.join(last, first)
+        starts = {one.nodes: one.id for one in graph.steps() if one.part is Part.START}
         places: dict[str, int] = {}
         for step in _exchange_sites(graph):
             if step.kind not in NEIGHBOURS:
@@ -145,6 +148,8 @@ class ChooseCollectives:
                 name = f"exchange_{plan.kind}_{plan.columns}{within}_{places[step.id]}"
                 safe_because = SAFE_ALTERNATING
             chosen[step.id] = Collective(algorithm=plan.kind, exchange=name, meets=meets)
+            if step.part is Part.FINISH:
+                chosen[starts[step.nodes]] = replace(chosen[step.id], meets=False)
             plans[name] = replace(plan, name=name, safe_because=safe_because)
         return Collectives(steps=chosen, exchanges=tuple(plans[name] for name in sorted(plans)))
 
@@ -160,6 +165,9 @@ class ChooseCollectives:
         """What a sum or a gather exchanges; `repeats` when the next exchange is this one again."""
         if step.kind is StepKind.ALL_REDUCE:
             plans = self._plans(graph, step, padded_rows, self._group(graph, target))
+            op = step.nodes[0].op
+            if isinstance(op, ScatteredSum):
+                plans = {name: _scattering(plan, op) for name, plan in plans.items()}
             algorithm = self._algorithm(graph, step, plans, repeats, target, log)
             found = plans[algorithm]
             assert isinstance(found, ExchangePlan)
@@ -179,7 +187,7 @@ class ChooseCollectives:
     def _plans(self, graph: StepGraph, step: Step, padded_rows: int, group: int) -> _Plans:
         """What each algorithm would exchange, or why it is not possible."""
         ranks = graph.sharded.ranks
-        columns = graph.widths[step.nodes[0].results[0].name]
+        columns = graph.resolve(step.nodes[0].operands[0]).width
         rows = 1 if graph.sharded.graph.rows == 1 else padded_rows
         rounds = rounds_to_bf16(step)
         wire = DType(self.wire)
@@ -192,8 +200,10 @@ class ChooseCollectives:
         else:
             found[TWO_PHASE] = replace(_plan(TWO_PHASE, padded_rows, whole), wire=wire)
         if group:
-            level = _plan(TWO_LEVEL, rows, scattered_columns(columns, group))
-            level = replace(level, group=group, rounds=rounds and rows > 1)
+            op = step.nodes[0].op
+            own = op.columns if isinstance(op, ScatteredSum) else 0
+            level = _plan(TWO_LEVEL, rows, scattered_columns(columns - own, group) + own)
+            level = replace(level, group=group, rounds=rounds and rows > 1, scattered=own)
             found[TWO_LEVEL] = replace(level, wire=wire) if rows > 1 else level
             if rows == 1:
                 found[TWO_STEP] = replace(_plan(TWO_STEP, rows, columns), group=group, wire=wire)
@@ -250,6 +260,24 @@ def _plan(kind: str, rows: int, columns: int) -> ExchangePlan:
     """Not yet named; messages are whole registers."""
     whole = -(-columns // VECTOR_LANES) * VECTOR_LANES
     return ExchangePlan(name="", kind=kind, rows=rows, columns=whole, safe_because="")
+
+
+def _scattering(plan: ExchangePlan | str, op: ScatteredSum) -> ExchangePlan | str:
+    """The plan for a sum of which each rank of a group gets its own columns, or why there is none.
+
+    Of two levels the other columns are padded to equal shares, not all of them.
+    """
+    if isinstance(plan, str):
+        return plan
+    if plan.kind == TWO_PHASE:
+        return "every rank gets a share of the sum only"
+    if plan.kind == ONE_SHOT:
+        return replace(plan, scattered=op.columns)
+    if plan.group != op.group:
+        return f"shares of groups of {op.group} ranks are wanted"
+    if plan.kind == TWO_STEP:
+        return replace(plan, scattered=op.columns)
+    return plan
 
 
 def rounds_to_bf16(step: Step) -> bool:
@@ -316,10 +344,12 @@ def _gathering(graph: StepGraph, step: Step) -> int:
 
 
 def _exchange_sites(graph: StepGraph) -> list[Step]:
+    """Steps in which ranks exchange something; of two parts of an exchange the second."""
     return [
         step
         for step in graph.steps()
-        if step.kind in NEIGHBOURS or isinstance(step.nodes[-1].op, (*DIVIDED, ShardedMarkovWalk))
+        if (step.kind in NEIGHBOURS and step.part is not Part.START)
+        or isinstance(step.nodes[-1].op, (*DIVIDED, ShardedMarkovWalk))
     ]
 
 
@@ -349,7 +379,7 @@ class _Neighbours:
                 entry, exit, closes = self.visit(item.body)
                 if item.count > 1:
                     self.join(exit, entry)
-            elif item.kind in NEIGHBOURS:
+            elif item.kind in NEIGHBOURS and item.part is not Part.START:
                 entry = exit = [item.id]
                 closes = not self._within_groups(item)
             else:

@@ -27,10 +27,12 @@ from mkc.passes.p40_collectives import Collectives
 from mkc.passes.p50_residency import Residency
 from mkc.passes.p60_prefetch import Prefetched
 from mkc.passes.rank_ops import PackedLatentAttention
+from mkc.passes.rank_ops import ScatteredSum
 from mkc.passes.steps import Step
 from mkc.passes.steps import StepGraph
 from mkc.passes.steps import StepKind
 from mkc.passes.steps import StepLoop
+from mkc.schedule.exchange_plan import Part
 from mkc.schedule.expert_phases import ExpertsPhase
 from mkc.schedule.expert_phases import RoutePhase
 from mkc.schedule.mixing_phases import ClearBlocksPhase
@@ -139,7 +141,10 @@ class _Lowering:
         return View(buffer=base.buffer, start=base.start + alias.start, width=alias.width)
 
     def body(self, body: tuple[Step | StepLoop, ...]) -> tuple[Phase | Loop, ...]:
-        """Phases of a block, between the wait for its page and the release of it."""
+        """Phases of a block, between the wait for its page and the release of it.
+
+        A weight that only one step reads is waited for and released around that step.
+        """
         phases: list[Phase | Loop] = []
         own = {item.id for item in body if isinstance(item, Step)}
         streams = [
@@ -147,20 +152,19 @@ class _Lowering:
             for table in (
                 self.residency.streams.page_of,
                 self.residency.streams.narrow_of,
-                self.residency.streams.matrix_of,
             )
             for name in dict.fromkeys(table[step] for step in table if step in own)
         ]
-        for name in streams:
-            phases.append(StreamWaitPhase(id=f"{name}_wait", title="wait", stream=name))
+        phases += [_wait(name) for name in streams]
         for item in body:
             if isinstance(item, StepLoop):
                 inner = self.body(item.body)
                 phases.append(Loop(name=item.name, count=item.count, body=inner))
+            elif matrix := self.residency.streams.matrix_of.get(item.id):
+                phases += [_wait(matrix), self.phase(item), _advance(matrix)]
             else:
                 phases.append(self.phase(item))
-        for name in streams:
-            phases.append(StreamAdvancePhase(id=f"{name}_advance", title="advance", stream=name))
+        phases += [_advance(name) for name in streams]
         return tuple(phases)
 
     def phase(self, step: Step) -> Phase:
@@ -422,6 +426,9 @@ class _Lowering:
             output=self.view(node.results[0].name),
             meets=choice.meets,
             rounds=_rounds(node),
+            part=step.part,
+            scattered=node.op.columns if isinstance(node.op, ScatteredSum) else 0,
+            group=node.op.group if isinstance(node.op, ScatteredSum) else 0,
         )
 
     def argmax(self, step: Step) -> Phase:
@@ -440,6 +447,14 @@ class _Lowering:
         )
 
 
+def _wait(stream: str) -> Phase:
+    return StreamWaitPhase(id=f"{stream}_wait", title="wait", stream=stream)
+
+
+def _advance(stream: str) -> Phase:
+    return StreamAdvancePhase(id=f"{stream}_advance", title="advance", stream=stream)
+
+
 def _whole_outputs(graph: StepGraph) -> set[str]:
     """Output values of which every rank has all columns."""
     full = _types(graph.sharded.full)
@@ -456,7 +471,8 @@ def title(step: Step) -> str:
     """What a step does, for people: its ops, and the parameters of a projection."""
     if step.kind in (StepKind.MATMUL, StepKind.NARROW_MATMUL):
         return "linear " + ", ".join(node.operands[1] for node in step.nodes)
-    return ", ".join(dict.fromkeys(node.op.mnemonic for node in step.nodes))
+    ops = ", ".join(dict.fromkeys(node.op.mnemonic for node in step.nodes))
+    return ops if step.part is Part.WHOLE else f"{ops}, {step.part}"
 
 
 def _rests(node: Node) -> tuple[str, ...]:

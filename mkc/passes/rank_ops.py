@@ -13,6 +13,7 @@ from typing import ClassVar
 from mkc.ir.facets import INFER
 from mkc.ir.facets import MNEMONICS
 from mkc.ir.infer import Types
+from mkc.ir.ops import AllReduce
 from mkc.ir.ops import Op
 from mkc.ir.ops_experts import ExpertMlp
 from mkc.ir.ops_markov import MarkovWalk
@@ -43,6 +44,20 @@ class JoinParts(Op):
     """x [rows, n], y [rows, m] -> [rows, n + m], one part of the columns for each."""
 
     mnemonic: ClassVar[str] = "join_parts"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScatteredSum(AllReduce):
+    """x f32 [rows, m + n] -> [rows, m + n / group]: of n columns of the sum a rank gets its own.
+
+    Attributes:
+      group: so many adjoining ranks get all of them, one behind the other.
+      columns: n, the last ones of x.
+    """
+
+    mnemonic: ClassVar[str] = "scattered_sum"
+    group: int
+    columns: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +127,7 @@ RANK_OPS: tuple[type[Op], ...] = (
     AllGather,
     JoinParts,
     PackedLatentAttention,
+    ScatteredSum,
     ShardedAccept,
     ShardedExpertMlp,
     ShardedMarkovWalk,
@@ -136,6 +152,16 @@ def _join_parts(op: JoinParts, operands: Types, states: Types) -> Types:
     first = operands[0]
     parts = tuple(part for x in operands for part in x.axes[1].parts)
     return (replace(first, axes=(first.axes[0], replace(first.axes[1], parts=parts))),)
+
+
+@INFER.register(ScatteredSum)
+def _scattered_sum(op: ScatteredSum, operands: Types, states: Types) -> Types:
+    (x,) = operands
+    rows, columns = x.axes
+    *whole, last = columns.parts
+    assert last.size == op.columns and last.count % op.group == 0, f"{op}: {last} is not divided"
+    parts = (*whole, replace(last, count=last.count // op.group))
+    return (TensorType(dtype=op.dtype, axes=(rows, replace(columns, parts=parts))),)
 
 
 @INFER.register(ShardedTopK)

@@ -20,6 +20,7 @@ from mkc.ir.ops_mixing import ResidualBlocks
 from mkc.ir.ops_mixing import StoreBlock
 from mkc.ir.types import DType
 from mkc.passes.sharding import ShardedGraph
+from mkc.schedule.exchange_plan import Part
 
 BLOCK_OPS = (ResidualBlocks, StoreBlock)
 
@@ -62,6 +63,7 @@ class Step:
         value that holds all taps.
       also: the same projections, node by node, of another value.
       also_output: what `output` is to `nodes`.
+      part: of an exchange; its start and its end are steps of the same nodes.
     """
 
     id: str
@@ -70,6 +72,7 @@ class Step:
     output: str = ""
     also: tuple[Node, ...] = ()
     also_output: str = ""
+    part: Part = Part.WHOLE
 
     @property
     def masks(self) -> str:

@@ -34,6 +34,7 @@ from mkc.ir.reference_ops import storage_dtype
 from mkc.ir.reference_ops import wide
 from mkc.passes.rank_ops import AllGather
 from mkc.passes.rank_ops import JoinParts
+from mkc.passes.rank_ops import ScatteredSum
 from mkc.passes.rank_ops import ShardedScaleHeads
 from mkc.passes.streams import rotary_frequencies
 from mkc.runtime.prefill_experts import expert_sum
@@ -45,6 +46,7 @@ from mkc.runtime.prefill_ops import attend
 from mkc.runtime.prefill_ops import chunked_delta_rule
 from mkc.runtime.prefill_ops import contract
 from mkc.runtime.prefill_ops import gathered
+from mkc.runtime.prefill_ops import own_columns
 from mkc.runtime.prefill_ops import sum_over_ranks
 from mkc.runtime.prefill_ops import tape_product
 from mkc.runtime.prefill_state import Memory
@@ -230,6 +232,9 @@ class GraphWalk:
             case JoinParts():
                 parts = [scope.values[name] for name in node.operands]
                 return (jnp.concatenate(parts, axis=1),)
+            case ScatteredSum() as op:
+                total = sum_over_ranks(scope.values[node.operands[0]], op.ranks, self.dtype(node))
+                return (own_columns(total, op.columns, op.group),)
             case ops.AllReduce() as op:
                 partial = scope.values[node.operands[0]]
                 return (sum_over_ranks(partial, op.ranks, self.dtype(node)),)

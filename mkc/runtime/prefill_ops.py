@@ -263,6 +263,17 @@ def sum_over_ranks(partial: Array, ranks: int, dtype: jnp.dtype) -> Array:
     return total
 
 
+def own_columns(total: Array, columns: int, group: int) -> Array:
+    """[rows, m + n] -> [rows, m + n / group]: of the last n columns this rank's share.
+
+    Of `group` adjoining ranks the first has the first share, and so on.
+    """
+    whole, share = total.shape[1] - columns, columns // group
+    first = whole + lax.axis_index(AXIS) % group * share
+    own = lax.dynamic_slice_in_dim(total, first, share, axis=1)
+    return jnp.concatenate([total[:, :whole], own], axis=1)
+
+
 def _in_order(parts: Array) -> Array:
     """Sum over the first axis, first to last."""
     total: Array = parts[0]

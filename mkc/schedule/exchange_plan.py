@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from mkc.ir.types import DType
 from mkc.schedule.units import VECTOR_LANES
@@ -13,6 +14,14 @@ SUBLANES = 8  # rows of a memory tile of 4-byte elements
 def scattered_columns(columns: int, ranks: int) -> int:
     """Columns that every rank has an equal share of, in whole registers: at least so many."""
     return -(-columns // (ranks * VECTOR_LANES)) * ranks * VECTOR_LANES
+
+
+class Part(StrEnum):
+    """How much of an exchange a phase does."""
+
+    WHOLE = "whole"
+    START = "start"  # the first messages are sent; what needs no result may follow
+    FINISH = "finish"  # they are waited for, and everything behind them is done
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +36,8 @@ class ExchangePlan:
         for all.
       wire: what partial sums travel as, but those of one shot, which are f32.
       rounds: of two levels, results travel as bf16.
+      scattered: of so many columns, the last ones, each rank of a group gets its own share alone.
+        Of one shot all the same everything travels.
       safe_because: why a receive buffer is free when the next message arrives.
     """
 
@@ -38,6 +49,12 @@ class ExchangePlan:
     group: int = 0
     wire: DType = DType.F32
     rounds: bool = False
+    scattered: int = 0
+
+    @property
+    def share(self) -> int:
+        """Of two levels or steps, the scattered columns that a rank gets."""
+        return self.scattered // self.group if self.group else 0
 
     @property
     def semaphores(self) -> int:
@@ -46,9 +63,16 @@ class ExchangePlan:
 
     @property
     def dense(self) -> tuple[int, int]:
-        """Rows and lanes of whole memory tiles that one row of all columns fills."""
+        """Rows and lanes of whole memory tiles that one row of all columns fills, of those that are
+        scattered one share."""
         rows = 4 * SUBLANES // self.wire.bytes
-        return rows, -(-self.columns // (rows * VECTOR_LANES)) * VECTOR_LANES
+        columns = self.columns - self.scattered + self.share
+        return rows, -(-columns // (rows * VECTOR_LANES)) * VECTOR_LANES
+
+    @property
+    def gathered(self) -> int:
+        """Of two levels, columns of a rank's share that it sends to its group at the end."""
+        return (self.columns - self.scattered) // self.group
 
 
 def exchange_buffers(plan: ExchangePlan, ranks: int) -> list[tuple[str, tuple[int, ...], DType]]:
@@ -73,12 +97,12 @@ def exchange_buffers(plan: ExchangePlan, ranks: int) -> list[tuple[str, tuple[in
                 ("summed", part, plan.wire),
                 ("across", (ranks // members, *part), plan.wire),
                 ("total", part, result),
-                ("gathered", (members, *part), result),
+                ("gathered", (members, plan.rows, plan.gathered), result),
             ]
         case "two_step":
             return [
                 ("staged", plan.dense, DType.F32),
-                ("send", plan.dense, plan.wire),
+                ("send", (members, *plan.dense) if plan.scattered else plan.dense, plan.wire),
                 ("receive", (members, *plan.dense), plan.wire),
                 ("summed", plan.dense, plan.wire),
                 ("across", (ranks // members, *plan.dense), plan.wire),

@@ -59,7 +59,7 @@ def messages(plan: ExchangePlan, ranks: int) -> tuple[Messages, ...]:
             return (
                 Messages(members=group, stride=1, bytes=share * wire),
                 Messages(members=ranks // group, stride=group, bytes=share * wire),
-                Messages(members=group, stride=1, bytes=share * result),
+                Messages(members=group, stride=1, bytes=plan.rows * plan.gathered * result),
             )
         case "two_step":
             rows, lanes = plan.dense
@@ -84,9 +84,13 @@ def summed_elements(plan: ExchangePlan, ranks: int) -> int:
     if plan.kind == "two_step":
         rows, lanes = plan.dense
         return sum(one.members * rows * lanes for one in messages(plan, ranks))
+    if plan.kind == "two_level":
+        share = plan.columns // plan.group
+        widths = (share, share, plan.gathered)
+        parts = zip(messages(plan, ranks), widths, strict=True)
+        return sum(one.members * plan.rows * width for one, width in parts)
     return sum(one.members * plan.rows * _columns(plan, ranks) for one in messages(plan, ranks))
 
 
 def _columns(plan: ExchangePlan, ranks: int) -> int:
-    whole = plan.kind not in ("two_phase", "two_level")
-    return plan.columns if whole else plan.columns // (plan.group or ranks)
+    return plan.columns // ranks if plan.kind == "two_phase" else plan.columns

@@ -16,6 +16,7 @@ from mkc.ir.graph import Location
 from mkc.ir.graph import Node
 from mkc.ir.types import DType
 from mkc.schedule.exchange_plan import ExchangePlan
+from mkc.schedule.exchange_plan import Part
 from mkc.schedule.expert_store import ExpertPlan
 from mkc.schedule.expert_store import ExpertRing
 from mkc.schedule.scalars import RoundPlan
@@ -368,6 +369,11 @@ class AllReducePhase(Phase):
       exchange: name of the receive buffers (see `ExchangePlan`).
       meets: all ranks wait for each other afterwards: the next exchange uses the same buffers.
       rounds: the sum is rounded to bf16.
+      part: a start reads the partial sums and writes nothing; phases up to the end of the same
+        exchange, in the same body, are no exchanges and leave the partial sums alone.
+      scattered: of so many columns, the last ones, a rank gets its own share alone, the last lanes
+        of the output.
+      group: so many adjoining ranks get all shares; 0 where nothing is scattered.
     """
 
     algorithm: str
@@ -376,6 +382,9 @@ class AllReducePhase(Phase):
     output: View
     meets: bool
     rounds: bool
+    part: Part = Part.WHOLE
+    scattered: int = 0
+    group: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

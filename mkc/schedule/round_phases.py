@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mkc.ir.graph import Node
+from mkc.schedule.exchange_plan import Part
 from mkc.schedule.program import ArgmaxPhase
 from mkc.schedule.program import Phase
 from mkc.schedule.program import View
@@ -115,7 +116,7 @@ class AllGatherPhase(Phase):
     Attributes:
       algorithm: `gather` in bf16 or `gather_f32`.
       exchange: name of the receive buffers.
-      meets: as for `AllReducePhase`.
+      meets, part: as for `AllReducePhase`.
     """
 
     algorithm: str
@@ -123,6 +124,7 @@ class AllGatherPhase(Phase):
     parts: tuple[View, ...]
     outputs: tuple[View, ...]
     meets: bool
+    part: Part = Part.WHOLE
 
 
 @dataclass(frozen=True, kw_only=True)

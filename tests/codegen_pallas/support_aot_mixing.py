@@ -28,6 +28,7 @@ def mixing_cases() -> list[Case]:
         latent_case("latent_attention_rows", heads=3, batch=1, rows_per_sequence=8),
         latent_case("latent_attention_many_heads", heads=12, batch=1, rows_per_sequence=1),
         blocks_case(),
+        mixture_parts_case(),
     ]
 
 
@@ -279,4 +280,30 @@ def blocks_case() -> Case:
             pltpu.VMEM((ROWS, BLOCKS * WIDTH), jnp.float32),
             pltpu.VMEM((ROWS, 128), jnp.int32),
         ],
+    )
+
+
+def mixture_parts_case() -> Case:
+    """Both parts of a mixture of eight stored blocks."""
+    _, jnp, array, _, pltpu = types()
+    from mkc.codegen_pallas import support as s
+
+    def body(x: Any, norms: Any, blocks: Any, count: Any, out: Any, *parts: Any) -> None:
+        total, softmax = parts
+        views = (s.View(ref=one, start=0, width=one.shape[1]) for one in (blocks, count))
+        vectors = norms[0:1], norms[1:2]
+        total[...], softmax[:, 0:2] = s.mix_stored(*views, *vectors, slots=BLOCKS, eps=1e-5)
+        out[...] = s.mix_stream(x[...], total[...], softmax[:, 0:2], *vectors, eps=1e-5)
+
+    return Case(
+        name="mixture_parts",
+        body=body,
+        operands=[
+            (array((ROWS, WIDTH), jnp.float32), pltpu.VMEM),
+            (array((8, WIDTH), jnp.float32), pltpu.VMEM),
+            (array((ROWS, BLOCKS * WIDTH), jnp.float32), pltpu.VMEM),
+            (array((ROWS, 128), jnp.int32), pltpu.VMEM),
+        ],
+        results=[(array((ROWS, WIDTH), jnp.float32), pltpu.VMEM)],
+        scratch=[pltpu.VMEM((ROWS, WIDTH), jnp.float32), pltpu.VMEM((ROWS, 128), jnp.float32)],
     )

@@ -23,6 +23,7 @@ BUNDLES = {
     "latent_attention_rows": 1700,
     "latent_attention_many_heads": 2450,
     "blocks": 1700,
+    "mixture_parts": 2100,
     "route_1": 2200,
     "route_8": 2450,
     "experts_8x4_1": 3400,

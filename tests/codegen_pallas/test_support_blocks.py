@@ -63,6 +63,57 @@ def test_blocks_are_stored_and_mixed(rows: int, width: int, slots: int, mode: Mo
     np.testing.assert_array_equal(out[0], streams[0])  # bit for bit
 
 
+@pytest.mark.parametrize(
+    ("rows", "width", "mode"),
+    [(8, 256, Mode.LATE), (16, 48, Mode.EAGER), (8, 48, Mode.GENERIC)],
+)
+def test_a_mixture_in_two_parts(rows: int, width: int, mode: Mode) -> None:
+    """The stream joins what is stored, with none to all slots in use; the others hold NaN."""
+    slots = 3
+    random = np.random.default_rng(width)
+    streams = random.normal(size=(slots + 1, rows, width)).astype(np.float32)
+    streams[1] *= 100
+    # Scores far apart: the largest one is that of the stream in some rows, of a block in others.
+    norm = random.normal(size=(1, width)).astype(np.float32)
+    projection = 3 * random.normal(size=(1, width)).astype(np.float32)
+
+    def body(streams: Any, norm: Any, projection: Any, out: Any, *rest: Any) -> None:
+        softmax, blocks, count = rest
+        buffer = s.View(ref=blocks, start=128, width=slots * width)
+        number = s.View(ref=count, start=128, width=128)
+        s.clear_blocks(number)
+        for index in range(slots + 1):
+            x = streams[index]
+            vectors = norm[...], projection[...]
+            stored = s.mix_stored(buffer, number, *vectors, slots=slots, eps=EPS)
+            softmax[index] = stored[1]
+            out[index] = s.mix_stream(x, *stored, *vectors, eps=EPS)
+            if index < slots:
+                s.store_block(buffer, number, x, slots=slots)
+
+    out, softmax = run(
+        body,
+        operands=[(streams, VMEM), (norm, VMEM), (projection, VMEM)],
+        results=[
+            (streams.shape, jnp.float32, VMEM),
+            ((slots + 1, rows, 2), jnp.float32, VMEM),
+        ],
+        scratch=[VMEM((rows, 128 + slots * width), jnp.float32), VMEM((rows, 256), jnp.int32)],
+        mode=mode,
+    )
+    for index, x in enumerate(streams):
+        blocks = np.zeros((rows, slots, width), np.float32)
+        blocks[:, :index] = streams[:index].swapaxes(0, 1)
+        operands = (blocks, np.full(rows, index, np.int32), x, norm[0], projection)
+        (expected,), _ = meaning(MixBlocks(eps=EPS), operands, dtype=DType.F32)
+        np.testing.assert_allclose(out[index], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(out[0], streams[0])  # bit for bit
+    assert (softmax[0] == [-np.inf, 0]).all()
+    # Relative to the largest score: a weight is at most one, and that of the only block is one.
+    np.testing.assert_allclose(softmax[1, :, 1], 1, rtol=1e-4)
+    assert (softmax[1:, :, 1] < slots).all()
+
+
 @pytest.mark.parametrize("first", [0, 6])
 def test_heads_are_scaled(first: int) -> None:
     random = np.random.default_rng(first)

@@ -54,7 +54,7 @@ def test_sampled_rounds_with_a_cut() -> None:
 
 @pytest.mark.long
 def test_the_golden_models_sample() -> None:
-    """Seven drafts, nine layers. In hotter rounds single rows of logits differ by 4 %."""
+    """Seven drafts, nine layers. Hotter rounds have single rows: see `test_hot_rows`."""
     case = Case(models="golden", drafts=7, cut=0.45, sampling=True)
     session = session_of(case, 1, 2, Mode.GENERIC)
     drafts: set[int] = set()

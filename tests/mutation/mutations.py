@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutation import expert_mutations
 from tests.mutation import level_mutations
 from tests.mutation import memory_mutations
+from tests.mutation import part_mutations
 from tests.mutation import rank_mutations
 from tests.mutation import round_mutations
 from tests.mutation import sampling_mutations
@@ -18,6 +19,7 @@ MODULES = (
     memory_mutations,
     rank_mutations,
     level_mutations,
+    part_mutations,
     round_mutations,
     sampling_mutations,
     expert_mutations,

@@ -13,6 +13,7 @@ from tests.passes.kimi import small_kimi
 from tests.passes.lowering import dense_graph
 from tests.passes.lowering import golden_graph
 from tests.passes.lowering import lower
+from tests.passes.overlapped import lower_overlapped
 from tests.passes.stacks import Stack
 from tests.schedule.verify.round_programs import round_lowered
 
@@ -24,7 +25,8 @@ SMALL_TILES = "residency{cache_tile=16}"
 @cache
 def subject(name: str) -> Program:
     """`one`, `two` and `eight` ranks; `rounds` in one launch; `shares` of two-phase sums, two
-    `levels` of sums, sums in two `steps`; rounds of a scheme: `draft` of one sequence, `drafts` of
+    `levels` of sums, sums in two `steps`; exchanges in two
+    `parts`, with `scattered` partial sums; rounds of a scheme: `draft` of one sequence, `drafts` of
     two on two ranks, several in a launch; `gathers` of columns; `draw` and `draws` of rounds that
     sample; `experts` of two layers that two rows choose; `walk` of two sequences whose blocks are
     cut."""
@@ -43,6 +45,11 @@ def subject(name: str) -> Program:
             return lower(dense_graph(), 8, "collectives{algorithm=two_level,group=4}").program
         case "steps":
             return lower(dense_graph(), 8, "collectives{algorithm=two_step,group=4}").program
+        case "parts":
+            return lower_overlapped().program
+        case "scattered":
+            passes = "collectives{algorithm=two_phase}"
+            return lower_overlapped(ranks=4, batch=3, passes=passes).program
         case "rounds":
             return lower(golden_graph("qwen38_mini"), 2, f"lower{{rounds={ROUNDS}}}").program
         case "meets":

@@ -10,7 +10,9 @@ import numpy as np
 
 from mkc.ir.graph import Graph
 from mkc.ir.graph import Node
+from mkc.ir.types import DType
 from mkc.passes.pipeline import Lowered
+from mkc.schedule.exchange_plan import Part
 from mkc.schedule.program import TAPE_LANES
 from mkc.schedule.program import AllReducePhase
 from mkc.schedule.program import ArgmaxPhase
@@ -26,6 +28,7 @@ from mkc.schedule.program import StreamAdvancePhase
 from mkc.schedule.program import StreamWaitPhase
 from mkc.schedule.program import VectorPhase
 from mkc.schedule.program import View
+from mkc.schedule.round_phases import AllGatherPhase
 from tests.passes.meaning import NOTHING
 from tests.passes.meaning import Lanes
 from tests.passes.meaning import Meaning
@@ -64,6 +67,8 @@ def execute(machine: Machine) -> Meaning:
     if lowered.program.logits is not None:
         machine.meaning.outputs["logits"] = machine.read(lowered.program.logits)
     machine.check_streams_used_up()
+    if machine.begun:
+        raise MachineError(f"{list(machine.begun)} have not ended")
     return machine.meaning
 
 
@@ -79,6 +84,7 @@ class Machine:
     waited: set[str] = field(default_factory=set)
     executed: dict[str, int] = field(default_factory=dict)  # matmul phase id -> executions
     scalars: dict[str, Lanes | str] = field(default_factory=dict)  # of a round, by array
+    begun: dict[str, list[Lanes]] = field(default_factory=dict)  # exchange -> operands on their way
     meaning: Meaning = field(default_factory=Meaning)
     at: str = ""
 
@@ -136,9 +142,9 @@ class Machine:
             case AttentionPhase():
                 self.attention(phase)
             case AllReducePhase():
-                partial = self.read(phase.partial)
-                total = self.apply("all_reduce", partial, width=phase.output.width)
-                self.write(phase.output, total)
+                self.exchange(phase, "all_reduce", (phase.partial,), (phase.output,))
+            case AllGatherPhase():
+                self.exchange(phase, "all_gather", phase.parts, phase.outputs)
             case ArgmaxPhase():
                 logits = self.read(phase.logits)
                 if phase.masks:
@@ -156,6 +162,37 @@ class Machine:
     def round_phase(self, phase: Phase) -> None:
         """A phase that only rounds have."""
         raise MachineError(f"unknown phase {phase}")
+
+    def exchange(
+        self,
+        phase: AllReducePhase | AllGatherPhase,
+        op: str,
+        sources: tuple[View, ...],
+        outputs: tuple[View, ...],
+    ) -> None:
+        """A start takes its operands with it; nothing is visible of the results before the end."""
+        if self.begun and phase.part is not Part.FINISH:
+            raise MachineError(f"{self.at} begins before another exchange has ended")
+        if phase.part is Part.START:
+            self.begun[phase.exchange] = self.sent(sources)
+            return
+        parts = self.sent(sources)
+        if phase.part is Part.FINISH:
+            if phase.exchange not in self.begun:
+                raise MachineError(f"{self.at} ends what was not started")
+            parts, now = self.begun.pop(phase.exchange), parts
+            if self.sends_in_place(phase) and not all(map(np.array_equal, parts, now)):
+                raise MachineError(f"{self.at}: partial sums were overwritten on their way")
+        for part, output in zip(parts, outputs, strict=True):
+            self.write(output, self.apply(op, part, width=output.width))
+
+    def sent(self, sources: tuple[View, ...]) -> list[Lanes]:
+        return [self.read(one) for one in sources]
+
+    def sends_in_place(self, phase: AllReducePhase | AllGatherPhase) -> bool:
+        """Messages leave from the operand itself; others are copied into a buffer first."""
+        plan = next(one for one in self.lowered.program.exchanges if one.name == phase.exchange)
+        return plan.kind == "two_phase" and plan.wire is DType.F32
 
     def looked_up(self, phase: EmbedPhase) -> Lanes | str:
         return self.scalars.get(phase.source, phase.source)

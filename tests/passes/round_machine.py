@@ -9,7 +9,6 @@ from mkc.passes.pipeline import Lowered
 from mkc.schedule.program import Phase
 from mkc.schedule.program import View
 from mkc.schedule.round_phases import AcceptPhase
-from mkc.schedule.round_phases import AllGatherPhase
 from mkc.schedule.round_phases import KeptDeltaRulePhase
 from mkc.schedule.round_phases import RowsAttentionPhase
 from mkc.schedule.round_phases import ScalarPhase
@@ -66,10 +65,6 @@ class _RoundMachine(Machine):
                 start = phase.places[count] * phase.width
                 place = View(buffer=phase.buffer, start=start, width=phase.width)
                 self.write(place, self.read(phase.source))
-            case AllGatherPhase():
-                parts = [self.read(one) for one in phase.parts]
-                for part, output in zip(parts, phase.outputs, strict=True):
-                    self.write(output, self.apply("all_gather", part, width=output.width))
             case TopKPhase():
                 operation = self.operation("top_k", self.read(phase.logits))
                 for index, view in enumerate((phase.values, phase.ids)):

@@ -40,7 +40,8 @@ def test_text_parses_back() -> None:
     pipeline = Pipeline(shard=Shard(ranks=8)).override("tile{load_bytes=1MiB},lower{logits=True}")
     text = str(pipeline)
     assert text.startswith(
-        "shard{ranks=8,gather_all=False},fuse{narrow_columns=64},tile{load_bytes=1048576,"
+        "shard{ranks=8,gather_all=False},fuse{narrow_columns=64,overlap=True},"
+        "tile{load_bytes=1048576,"
     )
     assert Pipeline(shard=Shard(ranks=1)).override(text) == pipeline
 
@@ -160,7 +161,7 @@ def test_plan_document() -> None:
         "version", "target", "pipeline", "program", "sharding", "allocations", "decisions",
         "cycles", "digest",
     ]  # fmt: skip
-    assert plan["version"] == 6
+    assert plan["version"] == 7
     assert plan["program"]["record"] == "Program"
     loops = [one for one in plan["program"]["body"] if one["record"] == "Loop"]
     assert [one["count"] for one in loops] == [16]

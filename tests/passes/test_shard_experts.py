@@ -23,7 +23,7 @@ from tests.passes.kimi import divided
 from tests.passes.kimi import full_kimi
 from tests.passes.kimi import small_kimi
 
-EXCHANGES = ("all_reduce", "all_gather", "sharded_argmax")
+EXCHANGES = ("all_reduce", "scattered_sum", "all_gather", "sharded_argmax")
 
 
 @cache

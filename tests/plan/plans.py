@@ -19,12 +19,19 @@ from tests.passes.lowering import TARGET
 from tests.passes.lowering import dense_graph
 from tests.passes.lowering import full_size
 from tests.passes.lowering import golden_graph
+from tests.passes.overlapped import overlapped_graph
 
 
 @cache
 def compiled(name: str, *, ranks: int, batch: int = 1, rounds: int = 1) -> CompileResult:
     """A graph below or a golden case, without ahead-of-time compilation."""
-    graphs = {"27b": full_size, "dense": dense_graph, "round": greedy_round, "kimi": kimi_graph}
+    graphs = {
+        "27b": full_size,
+        "dense": dense_graph,
+        "round": greedy_round,
+        "kimi": kimi_graph,
+        "overlapped": overlapped_graph,
+    }
     graph = graphs[name](batch=batch) if name in graphs else golden_graph(name, batch=batch)
     request = CompileRequest(
         graph=graph, target=TARGET, tp=ranks, rounds_per_launch=rounds, aot=False

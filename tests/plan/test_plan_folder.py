@@ -16,13 +16,16 @@ from mkc.plan.form import digest
 from mkc.plan.form import plain
 from mkc.plan.phases import kernel_lines
 from mkc.plan.phases import phase_rows
+from mkc.schedule.exchange_plan import Part
 from mkc.schedule.program import MatmulPhase
 from mkc.schedule.program import phases_of
+from tests.passes.overlapped import ends
+from tests.passes.overlapped import starts
 from tests.plan.plans import compiled
 from tests.plan.plans import plan
 from tests.plan.plans import write_plan
 
-PLANS = [("27b", 8), ("qwen38_mini", 2), ("dense", 1), ("round", 2)]
+PLANS = [("27b", 8), ("qwen38_mini", 2), ("dense", 1), ("round", 2), ("overlapped", 2)]
 
 
 @pytest.mark.parametrize(("name", "ranks"), PLANS)
@@ -32,6 +35,12 @@ def test_a_program_is_read_as_it_was_written(name: str, ranks: int) -> None:
     assert folder.allocations == result.lowered.residency.allocations
     assert list(folder.decisions) == result.lowered.log.decisions
     assert folder.target == result.target
+
+
+def test_parts_of_an_exchange_are_read_as_such() -> None:
+    """The example has no gathers here; its sum is in two parts."""
+    program = plan("overlapped", ranks=2).program
+    assert [one.part for one in (*starts(program), *ends(program))] == [Part.START, Part.FINISH]
 
 
 def test_a_folder_on_disk_is_the_same_plan(tmp_path: Path) -> None:

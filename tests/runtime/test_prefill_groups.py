@@ -1,4 +1,4 @@
-"""Prompts over weights that are divided within groups of ranks, and over sums that are joined."""
+"""Prompts over weights divided within groups of ranks, and over joined and scattered sums."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from mkc.passes.pipeline import Lowered
 from mkc.runtime.prefill import Prefill
 from tests.kernel import test_group_gathers
+from tests.kernel import test_scattered_kernel
 from tests.kernel.harness import Subject
 from tests.kernel.harness import build
 from tests.kernel.harness import lower
@@ -28,7 +29,13 @@ def joined() -> tuple[Subject, Lowered]:
     return subject, lower(subject, ranks=2, batch=1)
 
 
-@pytest.mark.parametrize("case", [groups, joined])
+def scattered() -> tuple[Subject, Lowered]:
+    decoder = test_scattered_kernel.decoder
+    subject = subject_of(decoder, "scattered", test_scattered_kernel.VOCAB)
+    return subject, test_scattered_kernel.lower(1, "shard{gather_all=True}")
+
+
+@pytest.mark.parametrize("case", [groups, joined, scattered])
 def test_a_prompt_gives_the_logits_of_its_last_token(case: object) -> None:
     assert callable(case)
     subject, lowered = case()

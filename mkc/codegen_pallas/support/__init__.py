@@ -21,6 +21,8 @@ from mkc.codegen_pallas.support.attention import kv_drain
 from mkc.codegen_pallas.support.attention import kv_prologue
 from mkc.codegen_pallas.support.blocks import clear_blocks
 from mkc.codegen_pallas.support.blocks import mix_blocks
+from mkc.codegen_pallas.support.blocks import mix_stored
+from mkc.codegen_pallas.support.blocks import mix_stream
 from mkc.codegen_pallas.support.blocks import scale_heads
 from mkc.codegen_pallas.support.blocks import store_block
 from mkc.codegen_pallas.support.carried_rows import begin_sampled_rounds
@@ -33,7 +35,11 @@ from mkc.codegen_pallas.support.delta import delta_rule
 from mkc.codegen_pallas.support.distribution import Sampling
 from mkc.codegen_pallas.support.dynamic_conv import dynamic_conv
 from mkc.codegen_pallas.support.exchange import all_reduce_one_shot
+from mkc.codegen_pallas.support.exchange import all_reduce_one_shot_finish
+from mkc.codegen_pallas.support.exchange import all_reduce_one_shot_start
 from mkc.codegen_pallas.support.exchange import all_reduce_two_phase
+from mkc.codegen_pallas.support.exchange import all_reduce_two_phase_finish
+from mkc.codegen_pallas.support.exchange import all_reduce_two_phase_start
 from mkc.codegen_pallas.support.exchange import entry_barrier
 from mkc.codegen_pallas.support.exchange import sharded_argmax
 from mkc.codegen_pallas.support.experts import ExpertStore
@@ -41,6 +47,8 @@ from mkc.codegen_pallas.support.experts import expert_mlp
 from mkc.codegen_pallas.support.experts import experts_start
 from mkc.codegen_pallas.support.experts import left_shape
 from mkc.codegen_pallas.support.gather import all_gather
+from mkc.codegen_pallas.support.gather import all_gather_finish
+from mkc.codegen_pallas.support.gather import all_gather_start
 from mkc.codegen_pallas.support.kept import kept_conv
 from mkc.codegen_pallas.support.kept import kept_delta_rule
 from mkc.codegen_pallas.support.latent_attention import latent_attention
@@ -50,7 +58,11 @@ from mkc.codegen_pallas.support.launch import abstract_arguments
 from mkc.codegen_pallas.support.launch import build
 from mkc.codegen_pallas.support.launch import operand_format
 from mkc.codegen_pallas.support.levels import all_reduce_two_level
+from mkc.codegen_pallas.support.levels import all_reduce_two_level_finish
+from mkc.codegen_pallas.support.levels import all_reduce_two_level_start
 from mkc.codegen_pallas.support.levels import all_reduce_two_step
+from mkc.codegen_pallas.support.levels import all_reduce_two_step_finish
+from mkc.codegen_pallas.support.levels import all_reduce_two_step_start
 from mkc.codegen_pallas.support.markov import cut_drafts
 from mkc.codegen_pallas.support.markov import markov_walk
 from mkc.codegen_pallas.support.masks import fetch_masks
@@ -125,6 +137,8 @@ __all__ = [
     "cut_drafts",
     "markov_walk",
     "mix_blocks",
+    "mix_stored",
+    "mix_stream",
     "route",
     "mxfp4_product",
     "packed_rows",
@@ -141,6 +155,8 @@ __all__ = [
     "sampled_walk",
     "accept_greedy",
     "all_gather",
+    "all_gather_finish",
+    "all_gather_start",
     "begin_block_rounds",
     "block_tokens",
     "end_block_round",
@@ -170,9 +186,17 @@ __all__ = [
     "TapeCursor",
     "View",
     "all_reduce_one_shot",
+    "all_reduce_one_shot_finish",
+    "all_reduce_one_shot_start",
     "all_reduce_two_level",
+    "all_reduce_two_level_finish",
+    "all_reduce_two_level_start",
     "all_reduce_two_step",
+    "all_reduce_two_step_finish",
+    "all_reduce_two_step_start",
     "all_reduce_two_phase",
+    "all_reduce_two_phase_finish",
+    "all_reduce_two_phase_start",
     "attention",
     "begin_rounds",
     "delta_rule",

@@ -65,22 +65,80 @@ def mix_blocks(
     width = x.shape[1]
     factor = norm * projection
     number = count.load()[:, 0:1]
-
-    def block(slot: int) -> jax.Array:
-        return blocks.lanes(slot * width, width).load()
-
-    def score(v: jax.Array) -> jax.Array:
-        mean_square = jnp.sum(v * v, axis=1, keepdims=True) / width
-        return jnp.sum(v * factor, axis=1, keepdims=True) * lax.rsqrt(mean_square + eps)
-
-    # The choice of a score is behind its sums: a NaN stays in the slot's own lane.
-    scores = [jnp.where(slot < number, score(block(slot)), -jnp.inf) for slot in range(slots)]
-    weights = _softmax(join([*scores, score(x)]))
+    scores = [*_stored_scores(blocks, number, factor, slots=slots, eps=eps), _score(x, factor, eps)]
+    weights = _softmax(join(scores))
     total = x * weights[:, slots : slots + 1]
     for slot in range(slots):
         there = jnp.broadcast_to(slot < number, x.shape)
-        total = total + jnp.where(there, block(slot) * weights[:, slot : slot + 1], 0.0)
+        block = blocks.lanes(slot * width, width).load()
+        total = total + jnp.where(there, block * weights[:, slot : slot + 1], 0.0)
     return total
+
+
+def mix_stored(
+    blocks: View,
+    count: View,
+    norm: jax.Array,
+    projection: jax.Array,
+    *,
+    slots: int,
+    eps: float,
+) -> tuple[jax.Array, jax.Array]:
+    """What `mix_blocks` makes of the stored blocks alone; arguments as there.
+
+    Returns:
+      `[R, n]`, their sum with weights `exp(score - largest)`; `[R, 2]`, the largest score and the
+      sum of the weights, -inf and 0 without blocks.
+    """
+    width = norm.shape[1]
+    number = count.load()[:, 0:1]
+    scores = join(_stored_scores(blocks, number, norm * projection, slots=slots, eps=eps))
+    largest = jnp.max(scores, axis=1, keepdims=True)
+    # Without blocks the difference would be NaN.
+    weights = jnp.exp(scores - jnp.where(number > 0, largest, 0.0))
+    total = jnp.zeros((scores.shape[0], width), jnp.float32)
+    for slot in range(slots):
+        there = jnp.broadcast_to(slot < number, total.shape)
+        block = blocks.lanes(slot * width, width).load()
+        total = total + jnp.where(there, block * weights[:, slot : slot + 1], 0.0)
+    return total, join([largest, jnp.sum(weights, axis=1, keepdims=True)])
+
+
+def mix_stream(
+    x: jax.Array,
+    total: jax.Array,
+    softmax: jax.Array,
+    norm: jax.Array,
+    projection: jax.Array,
+    *,
+    eps: float,
+) -> jax.Array:
+    """`mix_blocks` of `x` and of the blocks in `total` and `softmax`, see `mix_stored`."""
+    score = _score(x, norm * projection, eps)
+    stored = softmax[:, 0:1]
+    largest = jnp.maximum(stored, score)
+    of_stored, of_stream = jnp.exp(stored - largest), jnp.exp(score - largest)
+    sum_of_weights = of_stored * softmax[:, 1:2] + of_stream
+    return total * (of_stored / sum_of_weights) + x * (of_stream / sum_of_weights)
+
+
+def _stored_scores(
+    blocks: View, number: jax.Array, factor: jax.Array, *, slots: int, eps: float
+) -> list[jax.Array]:
+    """Of every slot `[R, 1]`; -inf of those that hold nothing."""
+    width = factor.shape[1]
+    places = [blocks.lanes(slot * width, width) for slot in range(slots)]
+    # The choice of a score is behind its sums: a NaN stays in the slot's own lane.
+    return [
+        jnp.where(slot < number, _score(place.load(), factor, eps), -jnp.inf)
+        for slot, place in enumerate(places)
+    ]
+
+
+def _score(v: jax.Array, factor: jax.Array, eps: float) -> jax.Array:
+    """Of a vector `[R, n]`; `factor` is the norm's weight times the projection."""
+    mean_square = jnp.sum(v * v, axis=1, keepdims=True) / v.shape[1]
+    return jnp.sum(v * factor, axis=1, keepdims=True) * lax.rsqrt(mean_square + eps)
 
 
 def _softmax(scores: jax.Array) -> jax.Array:

@@ -65,6 +65,8 @@ def all_reduce_one_shot(
     send_sem: Ref,
     receive_sem: Ref,
     ranks: int,
+    group: int = 1,
+    own: int = 0,
 ) -> jax.Array:
     """The sum of every rank's `value`, `[w, N]` f32 with w 1 or 8; everybody sends to everybody.
 
@@ -74,26 +76,71 @@ def all_reduce_one_shot(
     Args:
       send: `[w, N]` f32 in VMEM, N in whole registers; lanes behind those of `value` mean nothing.
       receive: `[ranks, w, N]` f32 in VMEM.
+      own: of the last so many columns only the share of this rank's place in its group of `group`
+        adjoining ranks is wanted: the result is `[w, N - own + own / group]`.
     """
     if ranks == 1:
         return value
+    buffers = {"send": send, "receive": receive, "send_sem": send_sem, "receive_sem": receive_sem}
+    all_reduce_one_shot_start(value, **buffers, ranks=ranks)
+    return all_reduce_one_shot_finish(value.shape[1], **buffers, ranks=ranks, group=group, own=own)
+
+
+def all_reduce_one_shot_start(
+    value: jax.Array,
+    *,
+    send: Ref,
+    receive: Ref,
+    send_sem: Ref,
+    receive_sem: Ref,
+    ranks: int,
+) -> None:
+    """The first half of `all_reduce_one_shot`: messages are on their way when it returns."""
     me = lax.axis_index(AXIS)
     lanes = slice(0, value.shape[1])
     send[:, lanes] = value
-    copies = [
-        send_to(send, receive.at[me], send_sem, receive_sem, peer) for peer in peers_of(ranks)
-    ]
-    for copy in copies:
+    for copy in _to_all(send, receive.at[me], send_sem, receive_sem, ranks):
         copy.start()
     receive[me, :, lanes] = value
+
+
+def all_reduce_one_shot_finish(
+    width: int,
+    *,
+    send: Ref,
+    receive: Ref,
+    send_sem: Ref,
+    receive_sem: Ref,
+    ranks: int,
+    group: int = 1,
+    own: int = 0,
+) -> jax.Array:
+    """The second half of `all_reduce_one_shot`; a partial sum has `width` lanes."""
+    me = lax.axis_index(AXIS)
+    copies = _to_all(send, receive.at[me], send_sem, receive_sem, ranks)
     for copy in copies:
         copy.wait_recv()
-    total: jax.Array = receive[0, :, lanes]
-    for rank in range(1, ranks):
-        total = total + receive[rank, :, lanes]
+    total = _sum_of(receive, slice(0, width - own), ranks)
+    if own:
+        share = own // group
+        start = width - own + lax.rem(me, jnp.int32(group)) * share
+        mine = _sum_of(receive, pl.ds(pl.multiple_of(start, LANES), share), ranks)
+        total = join([total, mine])
     for copy in copies:
         copy.wait_send()
     return total
+
+
+def _sum_of(receive: Ref, lanes: Any, ranks: int) -> jax.Array:
+    """In the order of ranks."""
+    total: jax.Array = receive[0, :, lanes]
+    for rank in range(1, ranks):
+        total = total + receive[rank, :, lanes]
+    return total
+
+
+def _to_all(source: Ref, target: Ref, send_sem: Ref, receive_sem: Ref, ranks: int) -> list[Any]:
+    return [send_to(source, target, send_sem, receive_sem, peer) for peer in peers_of(ranks)]
 
 
 def all_reduce_two_phase(
@@ -124,39 +171,89 @@ def all_reduce_two_phase(
     """
     if ranks == 1:
         return round_bf16(partial[...])
+    all_reduce_two_phase_start(
+        partial,
+        parts=parts,
+        scattered=scattered,
+        scatter_send_sem=scatter_send_sem,
+        scatter_receive_sem=scatter_receive_sem,
+        ranks=ranks,
+    )
+    return all_reduce_two_phase_finish(
+        partial,
+        parts=parts,
+        scattered=scattered,
+        send=send,
+        gathered=gathered,
+        scatter_send_sem=scatter_send_sem,
+        scatter_receive_sem=scatter_receive_sem,
+        gather_send_sem=gather_send_sem,
+        gather_receive_sem=gather_receive_sem,
+        ranks=ranks,
+    )
+
+
+def all_reduce_two_phase_start(
+    partial: Ref,
+    *,
+    parts: Ref | None = None,
+    scattered: Ref,
+    scatter_send_sem: Ref,
+    scatter_receive_sem: Ref,
+    ranks: int,
+) -> None:
+    """The first half of `all_reduce_two_phase`: `partial` is on its way and must not change."""
     if parts is not None:
         parts[...] = partial[...].astype(parts.dtype)
         partial = parts
-    me = lax.axis_index(AXIS)
-    peers = peers_of(ranks)
-    columns = partial.shape[1] // ranks
-
-    def block(rank: jax.Array) -> Any:
-        start = rank * columns
-        return pl.ds(pl.multiple_of(start, LANES) if columns % LANES == 0 else start, columns)
-
-    scatter = [
-        send_to(
-            partial.at[:, block(peer)],
-            scattered.at[me],
-            scatter_send_sem,
-            scatter_receive_sem,
-            peer,
-        )
-        for peer in peers
-    ]
-    for copy in scatter:
+    for copy in _scatter(partial, scattered, scatter_send_sem, scatter_receive_sem, ranks):
         copy.start()
-    scattered[me] = partial[:, block(me)]
+    me = lax.axis_index(AXIS)
+    scattered[me] = partial[:, _block(partial, me, ranks)]
+
+
+def _block(partial: Ref, rank: jax.Array, ranks: int) -> Any:
+    """The columns that a rank sums."""
+    columns = partial.shape[1] // ranks
+    start = rank * columns
+    return pl.ds(pl.multiple_of(start, LANES) if columns % LANES == 0 else start, columns)
+
+
+def _scatter(
+    partial: Ref, scattered: Ref, send_sem: Ref, receive_sem: Ref, ranks: int
+) -> list[Any]:
+    """To every peer its columns."""
+    target = scattered.at[lax.axis_index(AXIS)]
+    return [
+        send_to(partial.at[:, _block(partial, peer, ranks)], target, send_sem, receive_sem, peer)
+        for peer in peers_of(ranks)
+    ]
+
+
+def all_reduce_two_phase_finish(
+    partial: Ref,
+    *,
+    parts: Ref | None = None,
+    scattered: Ref,
+    send: Ref,
+    gathered: Ref,
+    scatter_send_sem: Ref,
+    scatter_receive_sem: Ref,
+    gather_send_sem: Ref,
+    gather_receive_sem: Ref,
+    ranks: int,
+) -> jax.Array:
+    """The second half of `all_reduce_two_phase`, of the same `partial`."""
+    me = lax.axis_index(AXIS)
+    source = partial if parts is None else parts
+    scatter = _scatter(source, scattered, scatter_send_sem, scatter_receive_sem, ranks)
     for copy in scatter:
         copy.wait_recv()
     total: jax.Array = scattered[0].astype(jnp.float32)
     for rank in range(1, ranks):
         total = total + scattered[rank].astype(jnp.float32)
     send[...] = total.astype(jnp.bfloat16)
-    gather = [
-        send_to(send, gathered.at[me], gather_send_sem, gather_receive_sem, peer) for peer in peers
-    ]
+    gather = _to_all(send, gathered.at[me], gather_send_sem, gather_receive_sem, ranks)
     for copy in gather:
         copy.start()
     gathered[me] = send[...]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,23 +34,59 @@ def all_gather(
       send: `[w, N]` bf16 or f32 in VMEM, N all columns rounded up to whole registers.
       receive: `[ranks, w, N]` in VMEM, of the same dtype.
     """
-    starts = [sum(one.shape[1] for one in parts[:number]) for number, _ in enumerate(parts)]
-    columns = starts[-1] + parts[-1].shape[1]
-    place = lax.rem(lax.axis_index(AXIS), jnp.int32(ranks))
+    buffers = {"send": send, "receive": receive, "send_sem": send_sem, "receive_sem": receive_sem}
+    all_gather_start(parts, **buffers, ranks=ranks)
+    return all_gather_finish([one.shape[1] for one in parts], **buffers, ranks=ranks)
+
+
+def all_gather_start(
+    parts: Sequence[jax.Array],
+    *,
+    send: Ref,
+    receive: Ref,
+    send_sem: Ref,
+    receive_sem: Ref,
+    ranks: int,
+) -> None:
+    """The first half of `all_gather`: messages are on their way when it returns."""
+    columns = sum(one.shape[1] for one in parts)
     padding = send.shape[1] - columns
     zeros = [jnp.zeros((parts[0].shape[0], padding), jnp.float32)] if padding else []
     send[...] = join([*parts, *zeros]).astype(send.dtype)
-    peers = [peer for _, peer in neighbours(ranks, 1)]
-    copies = [send_to(send, receive.at[place], send_sem, receive_sem, peer) for peer in peers]
-    for copy in copies:
+    for copy in _copies(send, receive, send_sem, receive_sem, ranks):
         copy.start()
-    receive[place] = send[...]
+    receive[_place(ranks)] = send[...]
+
+
+def all_gather_finish(
+    widths: Sequence[int],
+    *,
+    send: Ref,
+    receive: Ref,
+    send_sem: Ref,
+    receive_sem: Ref,
+    ranks: int,
+) -> list[jax.Array]:
+    """The second half of `all_gather`; `widths` are the columns of the parts."""
+    copies = _copies(send, receive, send_sem, receive_sem, ranks)
     for copy in copies:
         copy.wait_recv()
     arrived = [receive[rank].astype(jnp.float32) for rank in range(ranks)]
     for copy in copies:
         copy.wait_send()
+    starts = [sum(widths[:number]) for number, _ in enumerate(widths)]
     return [
-        join([one[:, start : start + part.shape[1]] for one in arrived])
-        for start, part in zip(starts, parts, strict=True)
+        join([one[:, start : start + width] for one in arrived])
+        for start, width in zip(starts, widths, strict=True)
     ]
+
+
+def _place(ranks: int) -> jax.Array:
+    return lax.rem(lax.axis_index(AXIS), jnp.int32(ranks))
+
+
+def _copies(send: Ref, receive: Ref, send_sem: Ref, receive_sem: Ref, ranks: int) -> list[Any]:
+    """To all others of the group."""
+    place = _place(ranks)
+    peers = [peer for _, peer in neighbours(ranks, 1)]
+    return [send_to(send, receive.at[place], send_sem, receive_sem, peer) for peer in peers]

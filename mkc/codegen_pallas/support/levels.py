@@ -55,6 +55,7 @@ def all_reduce_two_level(
     sems: Ref,
     ranks: int,
     group: int,
+    own: int = 0,
 ) -> jax.Array:
     """The sum of every rank's `value`, `[w, N]` f32 with w 1 or 8, rounded to the type of `total`.
 
@@ -70,34 +71,105 @@ def all_reduce_two_level(
       summed: `[w, S]` in VMEM, like `send`.
       across: `[ranks / group, w, S]` in VMEM, like `send`.
       total: `[w, S]` in VMEM, bf16 when w is 8 and the sum is rounded to it, else f32.
-      gathered: `[group, w, S]` in VMEM, like `total`.
+      gathered: `[group, w, S - own / group]` in VMEM, like `total`.
       sems: DMA semaphores `[6]`.
+      own: of the last so many columns only this rank's share is wanted: the result is
+        `[w, N - own + own / group]`. Shares of them are whole registers.
     """
-    width, groups = value.shape[1], ranks // group
-    me = lax.axis_index(AXIS)
-    place, mine = lax.rem(me, jnp.int32(group)), lax.div(me, jnp.int32(group))
-    share = send.shape[1] // group
-    send[:, 0:width] = value.astype(send.dtype)
-    if send.shape[1] > width:
-        send[:, width:] = jnp.zeros((value.shape[0], send.shape[1] - width), send.dtype)
-
-    def block(of: jax.Array) -> Any:
-        return pl.ds(pl.multiple_of(of * share, LANES), share)
-
-    near, far = neighbours(group, 1), neighbours(groups, group)
-    scatter = _started(
-        [
-            send_to(
-                send.at[:, block(other)],
-                scattered.at[place],
-                sems.at[SCATTER],
-                sems.at[SCATTER + 1],
-                peer,
-            )
-            for other, peer in near
-        ]
+    all_reduce_two_level_start(
+        value, send=send, scattered=scattered, sems=sems, group=group, own=own
     )
-    scattered[place] = send[:, block(place)]
+    return all_reduce_two_level_finish(
+        value.shape[1],
+        send=send,
+        scattered=scattered,
+        summed=summed,
+        across=across,
+        total=total,
+        gathered=gathered,
+        sems=sems,
+        ranks=ranks,
+        group=group,
+        own=own,
+    )
+
+
+def all_reduce_two_level_start(
+    value: jax.Array, *, send: Ref, scattered: Ref, sems: Ref, group: int, own: int = 0
+) -> None:
+    """The first part of `all_reduce_two_level`: shares are on their way when it returns."""
+    width = value.shape[1]
+    if own:
+        _deal(value, send, group, own)
+    else:
+        send[:, 0:width] = value.astype(send.dtype)
+        if send.shape[1] > width:
+            send[:, width:] = jnp.zeros((value.shape[0], send.shape[1] - width), send.dtype)
+    _started(_scatter(send, scattered, sems, group))
+    place, _ = _place_and_group(group)
+    scattered[place] = send[:, _share(send, place, group)]
+
+
+def _deal(value: jax.Array, send: Ref, group: int, own: int) -> None:
+    """Share by share: columns that all ranks get, zeros where they end early, those it keeps."""
+    whole, kept = value.shape[1] - own, own // group
+    share = send.shape[1] // group
+    each = share - kept
+    for place in range(group):
+        first, end = (min(one * each, whole) for one in (place, place + 1))
+        mine = whole + place * kept
+        zeros = jnp.zeros((value.shape[0], each - (end - first)), value.dtype)
+        parts = [value[:, first:end], zeros, value[:, mine : mine + kept]]
+        dealt = join([one for one in parts if one.shape[1]])
+        send[:, place * share : (place + 1) * share] = dealt.astype(send.dtype)
+
+
+def _place_and_group(group: int) -> tuple[jax.Array, jax.Array]:
+    """This rank's place in its group, and which group it is."""
+    me = lax.axis_index(AXIS)
+    return lax.rem(me, jnp.int32(group)), lax.div(me, jnp.int32(group))
+
+
+def _share(send: Ref, place: jax.Array, group: int) -> Any:
+    """The columns that the rank at a place sums."""
+    share = send.shape[1] // group
+    return pl.ds(pl.multiple_of(place * share, LANES), share)
+
+
+def _scatter(send: Ref, scattered: Ref, sems: Ref, group: int) -> list[Any]:
+    """To everyone in the group its share."""
+    place, _ = _place_and_group(group)
+    return [
+        send_to(
+            send.at[:, _share(send, other, group)],
+            scattered.at[place],
+            sems.at[SCATTER],
+            sems.at[SCATTER + 1],
+            peer,
+        )
+        for other, peer in neighbours(group, 1)
+    ]
+
+
+def all_reduce_two_level_finish(
+    width: int,
+    *,
+    send: Ref,
+    scattered: Ref,
+    summed: Ref,
+    across: Ref,
+    total: Ref,
+    gathered: Ref,
+    sems: Ref,
+    ranks: int,
+    group: int,
+    own: int = 0,
+) -> jax.Array:
+    """What follows in `all_reduce_two_level`; a partial sum has `width` lanes."""
+    place, mine = _place_and_group(group)
+    groups = ranks // group
+    near, far = neighbours(group, 1), neighbours(groups, group)
+    scatter = _scatter(send, scattered, sems, group)
     for copy in scatter:
         copy.wait_recv()
     summed[...] = _sum(scattered, group).astype(summed.dtype)
@@ -111,19 +183,22 @@ def all_reduce_two_level(
     for copy in crossing:
         copy.wait_recv()
     total[...] = _sum(across, groups).astype(total.dtype)
+    each = gathered.shape[2]
+    everybodys = total.at[:, 0:each] if own else total
     gather = _started(
         [
-            send_to(total, gathered.at[place], sems.at[GATHER], sems.at[GATHER + 1], peer)
+            send_to(everybodys, gathered.at[place], sems.at[GATHER], sems.at[GATHER + 1], peer)
             for _, peer in near
         ]
     )
-    gathered[place] = total[...]
+    gathered[place] = total[:, 0:each]
     for copy in gather:
         copy.wait_recv()
     result = join([gathered[one].astype(jnp.float32) for one in range(group)])
     for copy in (*scatter, *crossing, *gather):
         copy.wait_send()
-    return result[:, 0:width]
+    result = result[:, 0 : width - own]
+    return join([result, total[:, each:].astype(jnp.float32)]) if own else result
 
 
 def all_reduce_two_step(
@@ -137,6 +212,7 @@ def all_reduce_two_step(
     sems: Ref,
     ranks: int,
     group: int,
+    own: int = 0,
 ) -> jax.Array:
     """The sum of every rank's `value`, `[1, N]` f32.
 
@@ -148,24 +224,88 @@ def all_reduce_two_step(
 
     Args:
       staged: `[R, S]` f32 in VMEM.
-      send: `[R, S]` in VMEM, in which partial sums travel.
+      send: `[R, S]` in VMEM, in which partial sums travel; with `own` `[group, R, S]`.
       receive: `[group, R, S]` in VMEM, like `send`.
       summed: `[R, S]` in VMEM, like `send`.
       across: `[ranks / group, R, S]` in VMEM, like `send`.
       sems: DMA semaphores `[4]`.
+      own: of the last so many columns only this rank's share is wanted, and nothing else of them
+        travels to it: the result is `[1, N - own + own / group]`. Shares are whole registers.
     """
-    groups = ranks // group
-    me = lax.axis_index(AXIS)
-    place, mine = lax.rem(me, jnp.int32(group)), lax.div(me, jnp.int32(group))
-    _fold(value, staged)
-    send[...] = staged[...].astype(send.dtype)
-    near = _started(
-        [
-            send_to(send, receive.at[place], sems.at[SCATTER], sems.at[SCATTER + 1], peer)
-            for _, peer in neighbours(group, 1)
-        ]
+    all_reduce_two_step_start(
+        value, staged=staged, send=send, receive=receive, sems=sems, group=group, own=own
     )
-    receive[place] = send[...]
+    return all_reduce_two_step_finish(
+        value.shape[1],
+        send=send,
+        receive=receive,
+        summed=summed,
+        across=across,
+        sems=sems,
+        ranks=ranks,
+        group=group,
+        own=own,
+    )
+
+
+def all_reduce_two_step_start(
+    value: jax.Array,
+    *,
+    staged: Ref,
+    send: Ref,
+    receive: Ref,
+    sems: Ref,
+    group: int,
+    own: int = 0,
+) -> None:
+    """The first part of `all_reduce_two_step`: the row is on its way when it returns."""
+    place, _ = _place_and_group(group)
+    if own:
+        whole, share = value.shape[1] - own, own // group
+        _fold(value[:, 0 : whole + share], staged)
+        for other in range(group):
+            start = whole + other * share
+            if other:
+                _fold(value[:, start : start + share], staged, first=whole)
+            send[other] = staged[...].astype(send.dtype)
+    else:
+        _fold(value, staged)
+        send[...] = staged[...].astype(send.dtype)
+    _started(_near(send, receive, sems, group, own))
+    receive[place] = send[place] if own else send[...]
+
+
+def _near(send: Ref, receive: Ref, sems: Ref, group: int, own: int) -> list[Any]:
+    """The row to everyone in the group, or what of it is theirs."""
+    place, _ = _place_and_group(group)
+    return [
+        send_to(
+            send.at[other] if own else send,
+            receive.at[place],
+            sems.at[SCATTER],
+            sems.at[SCATTER + 1],
+            peer,
+        )
+        for other, peer in neighbours(group, 1)
+    ]
+
+
+def all_reduce_two_step_finish(
+    width: int,
+    *,
+    send: Ref,
+    receive: Ref,
+    summed: Ref,
+    across: Ref,
+    sems: Ref,
+    ranks: int,
+    group: int,
+    own: int = 0,
+) -> jax.Array:
+    """What follows in `all_reduce_two_step`; a partial sum has `width` lanes."""
+    groups = ranks // group
+    _, mine = _place_and_group(group)
+    near = _near(send, receive, sems, group, own)
     for copy in near:
         copy.wait_recv()
     summed[...] = _sum(receive, group).astype(summed.dtype)
@@ -181,18 +321,23 @@ def all_reduce_two_step(
     total = _sum(across, groups)
     for copy in (*near, *far):
         copy.wait_send()
-    return join([total[row : row + 1] for row in range(total.shape[0])])[:, 0 : value.shape[1]]
+    result = join([total[row : row + 1] for row in range(total.shape[0])])
+    return result[:, 0 : width - own + own // group]
 
 
-def _fold(value: jax.Array, staged: Ref) -> None:
-    """One row `[1, N]` into the rows of `staged` one after the other, zeros behind it."""
+def _fold(value: jax.Array, staged: Ref, first: int = 0) -> None:
+    """One row `[1, N]` into the rows of `staged` one after the other.
+
+    From place `first` on; with 0 everything behind the row becomes zero.
+    """
     rows, lanes = staged.shape
-    width = value.shape[1]
+    last = first + value.shape[1]
     for row in range(rows):
-        end = min(max(width - row * lanes, 0), lanes)
-        if end:
-            staged[row : row + 1, 0:end] = value[:, row * lanes : row * lanes + end]
-        if end < lanes:
+        start, end = (min(max(one - row * lanes, 0), lanes) for one in (first, last))
+        if start < end:
+            from_place = row * lanes + start - first
+            staged[row : row + 1, start:end] = value[:, from_place : from_place + end - start]
+        if end < lanes and not first:
             staged[row : row + 1, end:] = jnp.zeros((1, lanes - end), jnp.float32)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import ceil
 
+from mkc.schedule.exchange_plan import Part
 from mkc.schedule.messages import summed_elements
 from mkc.schedule.mixing_phases import ClearBlocksPhase
 from mkc.schedule.mixing_phases import StoreBlockPhase
@@ -174,7 +175,7 @@ def _estimated(program: Program, phase: Phase, target: Target) -> PhaseCost:
             pushes = block_us(2 * cache.tile * ceil(cache.width / TAPE_LANES), target)
             tiles = (pushes + ATTENTION_CHAINS * chain_us,)
             item_us = chain_us
-        case AllReducePhase():
+        case AllReducePhase() if phase.part is not Part.START:
             plan = exchange_plan(program, phase.exchange)
             once_us = elements_us(summed_elements(plan, program.ranks), target)
         case ArgmaxPhase():

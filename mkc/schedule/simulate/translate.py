@@ -13,6 +13,7 @@ from dataclasses import field
 from math import prod
 
 from mkc.ir.routing import Routing
+from mkc.schedule.exchange_plan import Part
 from mkc.schedule.messages import Messages
 from mkc.schedule.messages import messages
 from mkc.schedule.program import ROUNDS
@@ -440,21 +441,26 @@ class Translator:
         """The core adds up after the last message; it searches its own logits before the first."""
         name, mark = phase.exchange, self.mark(phase.id, phase.title)
         core_us = self.costs[phase.id].once_us
-        before_us = 0.0
+        part = phase.part if isinstance(phase, AllReducePhase | AllGatherPhase) else Part.WHOLE
+        before_us = core_us if part is Part.START else 0.0
         if isinstance(phase, ArgmaxPhase | AcceptPhase | TopKPhase):
             before_us = core_us
             if masks := masks_of(phase):
                 size = self._operand_bytes(masks)
                 yield Wait(mark=mark, bytes=size, semaphore=masks, stall=Stall.COPY)
-        yield self.work(phase, before_us)
+        if part is not Part.FINISH:
+            yield self.work(phase, before_us)
         parts = self._messages(name) if name else ()
         if isinstance(phase, AcceptPhase) and phase.sampling and phase.sampling.race:
             parts = (*parts, *self._messages(phase.sampling.race))
         totals = []
         for number, one in enumerate(parts):
             arrived, sent = f"{name} arrived {number}", f"{name} sent {number}"
-            for peer in one.others(self.rank):
-                yield Send(mark=mark, peer=peer, bytes=one.bytes, semaphore=arrived, sent=sent)
+            if number or part is not Part.FINISH:
+                for peer in one.others(self.rank):
+                    yield Send(mark=mark, peer=peer, bytes=one.bytes, semaphore=arrived, sent=sent)
+            if part is Part.START:
+                return
             total = one.peers * one.bytes
             totals.append((total, sent))
             yield Wait(mark=mark, bytes=total, semaphore=arrived, stall=Stall.EXCHANGE)

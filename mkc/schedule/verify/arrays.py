@@ -258,15 +258,17 @@ def _operand(operand: Operand) -> Array:
 def exchange_arrays(plan: ExchangePlan, ranks: int) -> list[Array]:
     """Send and receive buffers; a receive buffer has a block for everyone who writes into it."""
     # Columns of these travel separately.
-    divided = {"two_level": "send", "two_phase": "parts"}.get(plan.kind)
+    divided: tuple[str, ...] = {"two_level": ("send",), "two_phase": ("parts",)}.get(plan.kind, ())
+    if plan.kind == "two_level" and plan.scattered:
+        divided = ("send", "total")
     return [
         Array(
             name=f"{plan.name}_{suffix}",
             shape=shape,
             dtype=dtype,
             blocks=shape[:-2],
-            units=plan.columns if suffix == divided else 1,
-            axis=1 if suffix == divided else 0,
+            units=shape[-1] if suffix in divided else 1,
+            axis=1 if suffix in divided else 0,
         )
         for suffix, shape, dtype in exchange_buffers(plan, ranks)
     ]
@@ -278,7 +280,7 @@ def receive_arrays(program: Program) -> frozenset[str]:
         one.name
         for plan in program.exchanges
         for one in exchange_arrays(plan, program.ranks)
-        if one.blocks
+        if one.blocks and one.name != f"{plan.name}_send"
     )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from dataclasses import field
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mkc.ir.types import DType
+from mkc.schedule.exchange_plan import Part
 from mkc.schedule.exchange_plan import scattered_columns
 from mkc.schedule.messages import Messages
 from mkc.schedule.messages import messages
@@ -38,9 +41,14 @@ class Message:
 
 @dataclass(frozen=True, kw_only=True)
 class Exchanges:
-    """The exchanges of one rank."""
+    """The exchanges of one rank.
+
+    Attributes:
+      begun: messages of an exchange whose first part was executed, by its buffers.
+    """
 
     kernel: Kernel
+    begun: dict[str, list[Message]] = field(default_factory=dict)
 
     def peers(self) -> list[int]:
         """All other ranks, in the order of sending."""
@@ -88,7 +96,7 @@ class Exchanges:
         for one in messages:
             self.kernel.wait("wait_send", one.send.semaphore, self.kernel.size(one.send.source))
 
-    def one_shot(self, name: str, routine: str) -> None:
+    def one_shot(self, name: str, routine: str, part: Part = Part.WHOLE) -> None:
         """Everybody sends its `send` buffer to everybody, of its group where there are groups.
 
         A sum has its own still as a value; others copy their block from there.
@@ -99,12 +107,18 @@ class Exchanges:
         me = kernel.rank % level.members
         send, receive = Place(array=f"{name}_send"), f"{name}_receive"
         semaphores = ((f"{name}_sems", (0,)), (f"{name}_sems", (1,)))
-        kernel.write(routine, send, send)
-        mine = Place(array=receive, index=(me,))
-        sent = [self.send(send, mine, semaphores, peer) for peer in level.others(kernel.rank)]
-        if routine in (ARGMAX, GATHER):
-            kernel.read(routine, send, send)
-        kernel.write(routine, mine, send)
+        if part is not Part.FINISH:
+            kernel.write(routine, send, send)
+            mine = Place(array=receive, index=(me,))
+            self.begun[name] = [
+                self.send(send, mine, semaphores, peer) for peer in level.others(kernel.rank)
+            ]
+            if routine in (ARGMAX, GATHER):
+                kernel.read(routine, send, send)
+            kernel.write(routine, mine, send)
+        if part is Part.START:
+            return
+        sent = self.begun.pop(name)
         self.wait_received(sent)
         self._read_parts(routine, receive, level, send)
         self.wait_sent(sent)
@@ -115,18 +129,22 @@ class Exchanges:
             self.kernel.read(routine, Place(array=receive, index=(rank,)), sent)
 
     def all_reduce(self, phase: AllReducePhase) -> None:
-        if phase.algorithm == "one_shot":
-            self.kernel.load("all_reduce_one_shot", phase.partial)
-            if self.kernel.program.ranks > 1:
-                self.one_shot(phase.exchange, "all_reduce_one_shot")
-        elif phase.algorithm == "two_level":
-            self.two_level(phase)
-        elif phase.algorithm == "two_step":
-            self.two_step(phase)
-        else:
+        kernel, part = self.kernel, phase.part
+        routine = f"all_reduce_{phase.algorithm}"
+        if phase.algorithm == "two_phase":
             self.two_phase(phase)
-        self.kernel.store("all_reduce", phase.output)
-        self.meeting(phase.meets)
+        else:
+            if part is not Part.FINISH:
+                kernel.load(routine, phase.partial)
+            if phase.algorithm == "two_level":
+                self.two_level(phase)
+            elif phase.algorithm == "two_step":
+                self.two_step(phase)
+            elif kernel.program.ranks > 1:
+                self.one_shot(phase.exchange, routine, part)
+        if part is not Part.START:
+            kernel.store("all_reduce", phase.output)
+            self.meeting(phase.meets)
 
     def two_phase(self, phase: AllReducePhase) -> None:
         """Shares of the columns are scattered, summed, and the sums gathered."""
@@ -136,20 +154,8 @@ class Exchanges:
             kernel.load(routine, phase.partial)
             return
         plan = next(one for one in kernel.program.exchanges if one.name == name)
-        whole = scattered_columns(phase.partial.width, ranks)
-        share = whole // ranks
-        behind = phase.partial.start + phase.partial.width
-        padding = View(buffer=phase.partial.buffer, start=behind, width=whole - phase.partial.width)
-        if padding.width:
-            kernel.store(routine, padding)
-        scatters = ((f"{name}_sems", (0,)), (f"{name}_sems", (1,)))
-        gathers = ((f"{name}_sems", (2,)), (f"{name}_sems", (3,)))
-
+        share = scattered_columns(phase.partial.width, ranks) // ranks
         rounded = Place(array=f"{name}_parts") if plan.wire is not DType.F32 else None
-        if rounded is not None:
-            kernel.load(routine, phase.partial)
-            everything = replace(rounded, first=0, count=whole)
-            kernel.write(routine, everything, everything)
 
         def part(rank: int) -> Place:
             if rounded is not None:
@@ -157,44 +163,54 @@ class Exchanges:
             start = phase.partial.start + rank * share
             return kernel.lanes(View(buffer=phase.partial.buffer, start=start, width=share))
 
-        scattered = Place(array=f"{name}_scattered", index=(me,))
-        scatter = []
-        for peer in self.peers():
-            scatter.append(self.send(part(peer), scattered, scatters, peer))
         mine = part(me)
-        if rounded is not None:
-            kernel.read(routine, mine, mine)
-        else:
-            kernel.load(routine, phase.partial)
-        kernel.write(routine, scattered, mine)
+        scattered = Place(array=f"{name}_scattered", index=(me,))
+        if phase.part is not Part.FINISH:
+            self._round_partials(phase, rounded, share * ranks)
+            pair = self._pair(name, 0)
+            self.begun[name] = [
+                self.send(part(peer), scattered, pair, peer) for peer in self.peers()
+            ]
+            if rounded is not None:
+                kernel.read(routine, mine, mine)
+            else:
+                kernel.load(routine, phase.partial)
+            kernel.write(routine, scattered, mine)
+        if phase.part is Part.START:
+            return
+        scatter = self.begun.pop(name)
         self.wait_received(scatter)
         self.read_all(routine, scattered.array, mine)
         send = Place(array=f"{name}_send")
         kernel.write(routine, send, send)
         gathered = Place(array=f"{name}_gathered", index=(me,))
-        gather = [self.send(send, gathered, gathers, peer) for peer in self.peers()]
+        gather = [self.send(send, gathered, self._pair(name, 2), peer) for peer in self.peers()]
         kernel.read(routine, send, send)
         kernel.write(routine, gathered, send)
         self.wait_received(gather)
         self.read_all(routine, gathered.array, send)
         self.wait_sent([*scatter, *gather])
 
+    def _round_partials(self, phase: AllReducePhase, rounded: Place | None, whole: int) -> None:
+        """Lanes behind the partial sums are cleared; all are rounded where they travel so."""
+        kernel, routine = self.kernel, "all_reduce_two_phase"
+        behind = phase.partial.start + phase.partial.width
+        padding = View(buffer=phase.partial.buffer, start=behind, width=whole - phase.partial.width)
+        if padding.width:
+            kernel.store(routine, padding)
+        if rounded is not None:
+            kernel.load(routine, phase.partial)
+            everything = replace(rounded, first=0, count=whole)
+            kernel.write(routine, everything, everything)
+
     def two_level(self, phase: AllReducePhase) -> None:
         """Shares are summed within groups, then between them; the sums go to the group."""
         kernel, name, routine = self.kernel, phase.exchange, "all_reduce_two_level"
-        kernel.load(routine, phase.partial)
         plan = next(one for one in kernel.program.exchanges if one.name == name)
         group = plan.group
         place, mine = kernel.rank % group, kernel.rank // group
         send, summed, total = (Place(array=f"{name}_{one}") for one in ("send", "summed", "total"))
         width, share = phase.partial.width, plan.columns // group
-        used, padding = (
-            replace(send, first=first, count=end - first)
-            for first, end in ((0, width), (width, plan.columns))
-        )
-        kernel.write(routine, used, used)
-        if padding.count:
-            kernel.write(routine, padding, padding)
         inner, outer, _ = messages(plan, kernel.program.ranks)
         near, far = inner.others(kernel.rank), outer.others(kernel.rank)
         scattered = Place(array=f"{name}_scattered", index=(place,))
@@ -202,11 +218,23 @@ class Exchanges:
         def part(of: int) -> Place:
             return replace(send, first=of * share, count=share)
 
-        scatter = [
-            self.send(part(peer % group), scattered, self._pair(name, 0), peer) for peer in near
-        ]
-        kernel.read(routine, part(place), part(place))
-        kernel.write(routine, scattered, part(place))
+        if phase.part is not Part.FINISH:
+            parts = [part(of) for of in range(group)]
+            if not plan.scattered:
+                spans = ((0, width), (width, plan.columns))
+                parts = [replace(send, first=one, count=end - one) for one, end in spans]
+            for one in parts:
+                if one.count:
+                    kernel.write(routine, one, one)
+            pair = self._pair(name, 0)
+            self.begun[name] = [
+                self.send(part(peer % group), scattered, pair, peer) for peer in near
+            ]
+            kernel.read(routine, part(place), part(place))
+            kernel.write(routine, scattered, part(place))
+        if phase.part is Part.START:
+            return
+        scatter = self.begun.pop(name)
         self.wait_received(scatter)
         self._read_parts(routine, scattered.array, inner, part(place))
         kernel.write(routine, summed, summed)
@@ -216,44 +244,71 @@ class Exchanges:
         kernel.write(routine, across, summed)
         self.wait_received(crossing)
         self._read_parts(routine, across.array, outer, summed)
+        if plan.scattered:
+            total = replace(total, first=0, count=share)
         kernel.write(routine, total, total)
         gathered = Place(array=f"{name}_gathered", index=(place,))
-        gather = [self.send(total, gathered, self._pair(name, 4), peer) for peer in near]
-        kernel.read(routine, total, total)
-        kernel.write(routine, gathered, total)
+        everybodys = replace(total, count=plan.gathered) if plan.scattered else total
+        gather = [self.send(everybodys, gathered, self._pair(name, 4), peer) for peer in near]
+        kernel.read(routine, everybodys, everybodys)
+        kernel.write(routine, gathered, everybodys)
         self.wait_received(gather)
-        self._read_parts(routine, gathered.array, inner, total)
+        self._read_parts(routine, gathered.array, inner, everybodys)
         self.wait_sent([*scatter, *crossing, *gather])
+        if plan.scattered:
+            own = replace(total, first=plan.gathered, count=plan.share)
+            kernel.read(routine, own, own)
 
     def two_step(self, phase: AllReducePhase) -> None:
         """A row goes to everybody in the group, the sum of the group to its counterparts."""
         kernel, name, routine = self.kernel, phase.exchange, "all_reduce_two_step"
-        kernel.load(routine, phase.partial)
         plan = next(one for one in kernel.program.exchanges if one.name == name)
         group = plan.group
         inner, outer = messages(plan, kernel.program.ranks)
         staged, send, summed = (
             Place(array=f"{name}_{one}") for one in ("staged", "send", "summed")
         )
-        kernel.write(routine, staged, staged)
-        kernel.read(routine, staged, staged)
-        sent = []
-        for number, (source, array, level, mine) in enumerate(
-            (
-                (send, f"{name}_receive", inner, kernel.rank % group),
-                (summed, f"{name}_across", outer, kernel.rank // group),
-            )
-        ):
-            kernel.write(routine, source, source)
-            target = Place(array=array, index=(mine,))
-            pair = self._pair(name, 2 * number)
-            copies = [self.send(source, target, pair, peer) for peer in level.others(kernel.rank)]
-            kernel.read(routine, source, source)
-            kernel.write(routine, target, source)
-            self.wait_received(copies)
-            self._read_parts(routine, array, level, source)
-            sent += copies
-        self.wait_sent(sent)
+        place, mine = kernel.rank % group, kernel.rank // group
+        receive, across = f"{name}_receive", f"{name}_across"
+
+        def row(rank: int) -> Place:
+            """What is sent to a rank of the group: the same to all, or each its own."""
+            return replace(send, index=(rank % group,)) if plan.scattered else send
+
+        if phase.part is not Part.FINISH:
+            for other in range(group if plan.scattered else 1):
+                kernel.write(routine, staged, staged)
+                kernel.read(routine, staged, staged)
+                kernel.write(routine, row(other), row(other))
+            target = Place(array=receive, index=(place,))
+            self.begun[name] = self._step(routine, row, target, inner, (name, 0))
+        if phase.part is Part.START:
+            return
+        near = self.begun.pop(name)
+        self.wait_received(near)
+        self._read_parts(routine, receive, inner, row(kernel.rank))
+        kernel.write(routine, summed, summed)
+        target = Place(array=across, index=(mine,))
+        far = self._step(routine, lambda _: summed, target, outer, (name, 2))
+        self.wait_received(far)
+        self._read_parts(routine, across, outer, summed)
+        self.wait_sent([*near, *far])
+
+    def _step(
+        self,
+        routine: str,
+        row: Callable[[int], Place],
+        target: Place,
+        level: Messages,
+        semaphores: tuple[str, int],
+    ) -> list[Message]:
+        """A row is sent to each of the others of a level; the own one is copied."""
+        kernel, pair = self.kernel, self._pair(*semaphores)
+        copies = [self.send(row(peer), target, pair, peer) for peer in level.others(kernel.rank)]
+        mine = row(kernel.rank)
+        kernel.read(routine, mine, mine)
+        kernel.write(routine, target, mine)
+        return copies
 
     def _pair(self, name: str, first: int) -> tuple[Semaphore, Semaphore]:
         """What the sender counts, what the receiver counts."""
@@ -277,12 +332,14 @@ class Exchanges:
             self.one_shot(exchange, ARGMAX)
 
     def all_gather(self, phase: AllGatherPhase) -> None:
-        for part in phase.parts:
-            self.kernel.load(GATHER, part)
-        self.one_shot(phase.exchange, GATHER)
-        for output in phase.outputs:
-            self.kernel.store(GATHER, output)
-        self.meeting(phase.meets)
+        if phase.part is not Part.FINISH:
+            for part in phase.parts:
+                self.kernel.load(GATHER, part)
+        self.one_shot(phase.exchange, GATHER, phase.part)
+        if phase.part is not Part.START:
+            for output in phase.outputs:
+                self.kernel.store(GATHER, output)
+            self.meeting(phase.meets)
 
     def meeting(self, meets: bool) -> None:
         """All ranks wait for each other behind an exchange, where that is needed."""

@@ -205,6 +205,11 @@ CODES = {
         "in a meeting every rank signals every other one once and waits for all",
         "the signals or the count of the wait were changed",
     ),
+    "V608": _code(
+        RANKS,
+        "an exchange that was started ends in the same body, before another one begins",
+        "a start was moved without its end, or other buffers are named in one of them",
+    ),
     "V701": _code(
         PROGRESS,
         "the wait-for graph over all ranks has no cycle",

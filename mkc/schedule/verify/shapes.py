@@ -34,6 +34,7 @@ from mkc.schedule.round_phases import TopKPhase
 from mkc.schedule.verify.arrays import SCALAR_ROLES
 from mkc.schedule.verify.arrays import VECTOR_ROWS
 from mkc.schedule.verify.memory import Report
+from mkc.schedule.verify.parts import check_parts
 
 type Width = tuple[str, View, int]
 """What a view is to its phase, and how many lanes it has to have."""
@@ -41,11 +42,11 @@ type Width = tuple[str, View, int]
 
 def check_shapes(program: Program, report: Report) -> bool:
     """Returns False when nothing else can be said: a ring without slots, a refill without cases, an
-    exchange of another kind than its phase."""
+    exchange of another kind than its phase or without its end."""
     _check_operands(program, report)
     _check_pages(program, report)
     _check_taps(program, report)
-    runs = [_check_rings(program, report)]
+    runs = [_check_rings(program, report), check_parts(program, report)]
     for phase in program.phases():
         for what, view, lanes in widths(phase):
             if view.width != lanes:
@@ -83,7 +84,9 @@ def widths(phase: Phase) -> Iterator[Width]:
         case StoreBlockPhase():
             yield "the blocks", phase.blocks, phase.slots * phase.source.width
         case AllReducePhase():
-            yield "the sum", phase.output, phase.partial.width
+            group = max(1, phase.group)
+            scattered = phase.scattered - phase.scattered // group
+            yield "the sum", phase.output, phase.partial.width - scattered
 
 
 def scalar_sizes(program: Program, phase: Phase) -> dict[str, int]:
@@ -191,12 +194,14 @@ def _check_turns(program: Program, phase: MarkovWalkPhase, report: Report) -> No
 def _check_exchange(program: Program, phase: Phase, report: Report) -> bool:
     """The buffers of an exchange are those of its algorithm, and as large as what it sends."""
     plans = {one.name: one for one in program.exchanges}
+    scattered, group = 0, 0
     match phase:
         case MarkovWalkPhase():
             _check_turns(program, phase, report)
             return True
         case AllReducePhase():
             name, kind, lanes = phase.exchange, phase.algorithm, phase.partial.width
+            scattered, group = phase.scattered, phase.group
         case AllGatherPhase():
             name, kind = phase.exchange, phase.algorithm
             lanes = sum(one.width for one in phase.parts)
@@ -215,7 +220,11 @@ def _check_exchange(program: Program, phase: Phase, report: Report) -> bool:
     if kind == "two_phase":
         lanes = scattered_columns(lanes, program.ranks)
     if kind == "two_level":
-        lanes = scattered_columns(lanes, plan.group)
+        lanes = scattered_columns(lanes - scattered, plan.group) + scattered
+    if plan.scattered != scattered or (scattered and plan.group not in (0, group)):
+        message = f"{name} scatters {plan.scattered} columns in groups of {plan.group}"
+        report("V805", phase.id, f"{message}; the phase {scattered} in groups of {group}")
+        return False
     if plan.columns != lanes or plan.rows < least:
         message = f"{name} has {plan.rows} rows and {plan.columns} lanes"
         report("V804", phase.id, f"{message}; the phase sends {least} and {lanes}")
