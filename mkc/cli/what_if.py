@@ -156,7 +156,8 @@ def _passes(decision: Decision, program: Program) -> Iterator[str]:
             for size in (load // 2, load * 2):
                 yield f"tile{{step={phase.id},step_load_bytes={size}}}"
     if pass_name == "fuse":
-        yield "fuse{narrow_columns=0}"
+        narrow = decision.id.startswith("fuse.narrow.")
+        yield "fuse{narrow_columns=0}" if narrow else "fuse{overlap=False}"
     if pass_name == "collectives":
         for other in decision.rejected:
             yield f"collectives{{algorithm={other}}}"

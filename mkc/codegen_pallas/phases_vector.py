@@ -21,9 +21,9 @@ from mkc.ir.types import DType
 from mkc.ir.types import TensorType
 from mkc.passes.mixing_parts import MixStored
 from mkc.passes.streams import rotary_frequencies
-from mkc.schedule.program import PageRow
 from mkc.schedule.program import VectorPhase
 from mkc.schedule.program import View
+from mkc.schedule.stream_plans import PageRow
 
 if TYPE_CHECKING:
     from mkc.codegen_pallas.phases import PhaseWriter

@@ -44,10 +44,10 @@ from mkc.schedule.expert_store import ExpertRing
 from mkc.schedule.program import TAPE_LANES
 from mkc.schedule.program import VECTOR_LANES
 from mkc.schedule.program import Buffer
-from mkc.schedule.program import CacheStream
-from mkc.schedule.program import StreamPlan
 from mkc.schedule.program import View
 from mkc.schedule.program import mask_lanes
+from mkc.schedule.stream_plans import CacheStream
+from mkc.schedule.stream_plans import StreamPlan
 from mkc.targets import Target
 
 EMBED_ROWS = 16  # a table row is read with its aligned block of bf16 rows

@@ -52,9 +52,9 @@ from mkc.schedule.program import Product
 from mkc.schedule.program import Program
 from mkc.schedule.program import StreamAdvancePhase
 from mkc.schedule.program import StreamWaitPhase
-from mkc.schedule.program import TapePlan
 from mkc.schedule.program import VectorPhase
 from mkc.schedule.program import View
+from mkc.schedule.stream_plans import TapePlan
 from mkc.targets import Target
 
 

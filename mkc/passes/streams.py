@@ -28,9 +28,9 @@ from mkc.passes.steps import lanes
 from mkc.passes.steps import python_name
 from mkc.schedule.program import TAPE_LANES
 from mkc.schedule.program import VECTOR_LANES
-from mkc.schedule.program import CacheStream
-from mkc.schedule.program import PageRow
-from mkc.schedule.program import StreamPlan
+from mkc.schedule.stream_plans import CacheStream
+from mkc.schedule.stream_plans import PageRow
+from mkc.schedule.stream_plans import StreamPlan
 
 ROW_TILE = 8  # f32 rows of a memory tile
 CACHE_ROW_TILE = 16  # bf16 rows: a cache row is written with its aligned block

@@ -29,9 +29,9 @@ from mkc.runtime.shards import shard_runs
 from mkc.schedule.program import TAPE_LANES
 from mkc.schedule.program import MatmulPhase
 from mkc.schedule.program import Operand
-from mkc.schedule.program import PageRow
 from mkc.schedule.program import Piece
 from mkc.schedule.program import Program
+from mkc.schedule.stream_plans import PageRow
 
 ELEMENT = 2  # bytes of bf16
 ROW_BYTES = TAPE_LANES * ELEMENT

@@ -20,10 +20,10 @@ from mkc.schedule.program import VECTOR_LANES
 from mkc.schedule.program import Loop
 from mkc.schedule.program import MatmulPhase
 from mkc.schedule.program import NarrowMatmulPhase
-from mkc.schedule.program import PageRow
 from mkc.schedule.program import Phase
 from mkc.schedule.program import Piece
 from mkc.schedule.program import Program
+from mkc.schedule.stream_plans import PageRow
 
 type LoadTensor = Callable[[str], Array]  # checkpoint tensor name -> array
 

@@ -19,11 +19,11 @@ from mkc.schedule.program import EmbedPhase
 from mkc.schedule.program import Loop
 from mkc.schedule.program import MatmulPhase
 from mkc.schedule.program import NarrowMatmulPhase
-from mkc.schedule.program import PageRow
 from mkc.schedule.program import Phase
 from mkc.schedule.program import Piece
 from mkc.schedule.program import Program
 from mkc.schedule.program import StreamWaitPhase
+from mkc.schedule.stream_plans import PageRow
 
 
 @dataclass(frozen=True, kw_only=True)

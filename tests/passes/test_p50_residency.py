@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies
 
-from mkc.codegen_pallas.source import scratch
+from mkc.codegen_pallas.source_memory import scratch
 from mkc.driver import lower_graph
 from mkc.errors import VmemError
 from mkc.ir.types import DType
 from mkc.passes.lifetimes import lifetimes
 from mkc.passes.lifetimes import pack
 from mkc.passes.p30_tile import ROW_BYTES
-from mkc.schedule.program import PageRow
+from mkc.schedule.stream_plans import PageRow
 from mkc.targets import load_target
 from tests.passes.lowering import CASES
 from tests.passes.lowering import TARGET

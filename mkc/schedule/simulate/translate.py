@@ -21,7 +21,6 @@ from mkc.schedule.program import TAPE_LANES
 from mkc.schedule.program import AllReducePhase
 from mkc.schedule.program import ArgmaxPhase
 from mkc.schedule.program import AttentionPhase
-from mkc.schedule.program import CacheStream
 from mkc.schedule.program import DeltaRulePhase
 from mkc.schedule.program import EmbedPhase
 from mkc.schedule.program import Guard
@@ -30,7 +29,6 @@ from mkc.schedule.program import MatmulPhase
 from mkc.schedule.program import Phase
 from mkc.schedule.program import Program
 from mkc.schedule.program import StreamAdvancePhase
-from mkc.schedule.program import StreamPlan
 from mkc.schedule.program import StreamWaitPhase
 from mkc.schedule.program import VectorPhase
 from mkc.schedule.round_phases import AcceptPhase
@@ -54,6 +52,8 @@ from mkc.schedule.simulate.translate_rounds import BLOCK_ROWS
 from mkc.schedule.simulate.translate_rounds import entering_blocks
 from mkc.schedule.simulate.translate_rounds import round_instructions
 from mkc.schedule.simulate.translate_rounds import round_span
+from mkc.schedule.stream_plans import CacheStream
+from mkc.schedule.stream_plans import StreamPlan
 
 ROW_BYTES = TAPE_LANES * 2
 F32_BYTES = 4

@@ -9,7 +9,6 @@ from mkc.schedule.expert_phases import ExpertsPhase
 from mkc.schedule.expert_phases import RoutePhase
 from mkc.schedule.expert_store import ExpertRing
 from mkc.schedule.mixing_phases import LatentAttentionPhase
-from mkc.schedule.program import CacheStream
 from mkc.schedule.program import Phase
 from mkc.schedule.program import Program
 from mkc.schedule.round_phases import KeptDeltaRulePhase
@@ -24,6 +23,7 @@ from mkc.schedule.simulate.machine import Mark
 from mkc.schedule.simulate.machine import Stall
 from mkc.schedule.simulate.machine import Start
 from mkc.schedule.simulate.machine import Wait
+from mkc.schedule.stream_plans import CacheStream
 
 if TYPE_CHECKING:
     from mkc.schedule.simulate.translate import Cache

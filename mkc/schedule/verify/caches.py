@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mkc.schedule.program import AttentionPhase
-from mkc.schedule.program import CacheStream
+from mkc.schedule.stream_plans import CacheStream
 from mkc.schedule.verify.arrays import BLOCK_ROWS
 from mkc.schedule.verify.events import Place
 

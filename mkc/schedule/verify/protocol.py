@@ -33,11 +33,11 @@ from mkc.schedule.program import NarrowMatmulPhase
 from mkc.schedule.program import Phase
 from mkc.schedule.program import Program
 from mkc.schedule.program import StreamAdvancePhase
-from mkc.schedule.program import StreamPlan
 from mkc.schedule.program import StreamWaitPhase
 from mkc.schedule.program import TileRun
 from mkc.schedule.program import VectorPhase
 from mkc.schedule.program import View
+from mkc.schedule.stream_plans import StreamPlan
 from mkc.schedule.verify.arrays import BLOCK_ROWS
 from mkc.schedule.verify.arrays import Array
 from mkc.schedule.verify.arrays import arrays_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from dataclasses import replace
 
-from mkc.schedule.program import CacheStream
 from mkc.schedule.program import View
 from mkc.schedule.round_phases import RowsAttentionPhase
+from mkc.schedule.stream_plans import CacheStream
 from mkc.schedule.verify.arrays import BLOCK_ROWS
 from mkc.schedule.verify.arrays import NEW_BLOCKS
 from mkc.schedule.verify.caches import CacheCursor

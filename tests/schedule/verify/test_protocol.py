@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import pytest
 
 import mkc
-from mkc.codegen_pallas.source import scratch
+from mkc.codegen_pallas.source_memory import scratch
 from mkc.ir.graph import Graph
 from mkc.ir.token_masks import with_token_masks
 from mkc.passes.pipeline import Lowered

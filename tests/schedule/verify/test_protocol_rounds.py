@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from mkc.cli.speculation import scheme_round
-from mkc.codegen_pallas.source import scratch
+from mkc.codegen_pallas.source_memory import scratch
 from mkc.passes.pipeline import Lowered
 from mkc.schedule.lint.program import lint_program
 from mkc.schedule.program import RESTING
