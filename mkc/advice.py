@@ -73,7 +73,7 @@ def advised(error: Misfit, asked: Asked) -> MkcError:
     """The same error with an advice that works."""
     match error:
         case DeviceCountError():
-            larger = [one.topology.full_name for one in _with_ranks(asked)]
+            larger = [one.topology.full_name for one in _with_ranks(asked) if error.tp > 0]
             return error.advise(possible=_possible_here(asked), larger=larger)
         case ShardingError():
             here = _possible_here(asked)

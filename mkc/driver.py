@@ -207,7 +207,7 @@ def lower_graph(
     if not 1 <= rounds_per_launch <= largest:
         raise RoundsError(rounds=rounds_per_launch, batch=graph.batch, limit=largest)
     lower = Lower(logits=logits, rounds=rounds_per_launch)
-    defaults = Pipeline(shard=Shard(ranks=ranks), lower=lower)
+    defaults = Pipeline(shard=Shard(ranks=max(ranks, 1)), lower=lower)
     pipeline = defaults.override(passes)
     _check_options(pipeline, defaults, passes, target)
     try:
