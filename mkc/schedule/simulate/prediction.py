@@ -150,6 +150,7 @@ def simulate(
     position: int | None = None,
     skew: Sequence[RankSkew] = (),
     routing: Routing = Routing.UNIFORM,
+    rounds: int = ROUNDS,
 ) -> Simulation:
     """Simulates a launch of all ranks.
 
@@ -158,9 +159,10 @@ def simulate(
       position: of every sequence; None takes the middle of the context.
       skew: one per rank; empty when all are alike, and then one rank stands for all.
       routing: how rows choose experts.
+      rounds: at most so many are simulated.
     """
     step = rows_per_round(program)
-    rounds = min(ROUNDS, program.rounds_per_launch, program.context // step)
+    rounds = min(rounds, program.rounds_per_launch, program.context // step)
     if position is None:
         position = min(program.context // 2, program.context - rounds * step)
     costs = phase_costs(program, target, cycles or {})
