@@ -56,6 +56,11 @@ from mkc.errors.graph import TextError
 from mkc.errors.graph import TraceError
 from mkc.errors.graph import UnsupportedGraphError
 from mkc.errors.graph import UnsupportedOpError
+from mkc.errors.memory import HbmError
+from mkc.errors.memory import HbmPart
+from mkc.errors.memory import HbmPlanError
+from mkc.errors.memory import LiveBuffer
+from mkc.errors.memory import VmemError
 from mkc.errors.plan import EmitError
 from mkc.errors.plan import MissingPackageError
 from mkc.errors.plan import PicturesError
@@ -71,10 +76,6 @@ from mkc.errors.request import ConfigKeyError
 from mkc.errors.request import ConfigValueError
 from mkc.errors.request import ContextError
 from mkc.errors.request import DeviceCountError
-from mkc.errors.request import HbmError
-from mkc.errors.request import HbmPart
-from mkc.errors.request import HbmPlanError
-from mkc.errors.request import LiveBuffer
 from mkc.errors.request import ModelFileError
 from mkc.errors.request import OutputError
 from mkc.errors.request import RoundsError
@@ -83,7 +84,6 @@ from mkc.errors.request import TileError
 from mkc.errors.request import UnknownModelError
 from mkc.errors.request import UnknownTargetError
 from mkc.errors.request import UnsupportedFeatureError
-from mkc.errors.request import VmemError
 from mkc.errors.serving import ApiKeyError
 from mkc.errors.serving import BootCheckError
 from mkc.errors.serving import EngineError

@@ -15,7 +15,7 @@ from mkc.errors import LiveBuffer
 from mkc.errors import RoundsError
 from mkc.errors import TileError
 from mkc.errors import VmemError
-from mkc.errors.request import LARGEST_LIVE
+from mkc.errors.memory import LARGEST_LIVE
 from mkc.targets import load_target
 from tests.errors.expect import refused
 from tests.errors.small_model import Sizes
