@@ -152,17 +152,14 @@ def decoder(config: Config, step: mkc.Step) -> mkc.Outputs:
     table = mkc.param(PREFIX + "model.embed_tokens.weight", [vocab, config.hidden])
     h = mkc.embed(step.tokens, table)
     layers = len(config.full)
-    blocks = mkc.residual_blocks(h, -(-layers // config.block))
+    blocks = mkc.residual_blocks(h, -(-layers // config.block), period=config.block)
     for layer in mkc.layers(layers, prefix=PREFIX + "model.layers.{index}."):
         mkc.tap(layer, "input", h)
         x = mix(config, blocks, h, layer, "self_attention_res")
         x = norm(config, x, layer.param("input_layernorm.weight", [config.hidden]))
+        blocks, h = mkc.store_block(blocks, h)
         attention = latent_attention if config.full[layer.index] else delta_attention
-        attended = attention(config, x, layer, step)
-        if layer.index % config.block == 0:
-            blocks, h = mkc.store_block(blocks, h), attended
-        else:
-            h = h + attended
+        h = h + attention(config, x, layer, step)
         x = mix(config, blocks, h, layer, "mlp_res")
         x = norm(config, x, layer.param("post_attention_layernorm.weight", [config.hidden]))
         is_dense = layer.index < config.dense_layers

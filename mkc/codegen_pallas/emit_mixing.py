@@ -20,7 +20,8 @@ def mix_blocks(op: MixBlocks, operands: Operands, context: EmitContext) -> tuple
     blocks = operands[0]
     arguments = ", ".join(one.code for one in operands)
     slots = blocks.type.shape[1]
-    return (Emitted(code=f"support.mix_blocks({arguments}, slots={slots}, eps={op.eps!r})"),)
+    sizes = f"slots={slots}, period={op.period}, eps={op.eps!r}"
+    return (Emitted(code=f"support.mix_blocks({arguments}, {sizes})"),)
 
 
 @EMIT.register(MixStored)
@@ -28,7 +29,8 @@ def mix_stored(op: MixStored, operands: Operands, context: EmitContext) -> tuple
     """One call with two results; blocks as in `mix_blocks`."""
     slots = operands[0].type.shape[1]
     arguments = ", ".join(one.code for one in operands)
-    return (Emitted(code=f"support.mix_stored({arguments}, slots={slots}, eps={op.eps!r})"),)
+    sizes = f"slots={slots}, period={op.period}, eps={op.eps!r}"
+    return (Emitted(code=f"support.mix_stored({arguments}, {sizes})"),)
 
 
 @EMIT.register(MixStream)

@@ -17,7 +17,7 @@ def clear_blocks(writer: PhaseWriter, phase: ClearBlocksPhase) -> list[str]:
     return [
         writer.store(phase.blocks, zeros),
         f"support.clear_blocks({writer.view(phase.count)})",
-        "return c",
+        f"return c._replace({phase.counter}=jnp.int32(0))",
     ]
 
 
@@ -26,10 +26,12 @@ def store_block(writer: PhaseWriter, phase: StoreBlockPhase) -> list[str]:
         "support.store_block(",
         f"    {writer.view(phase.blocks)},",
         f"    {writer.view(phase.count)},",
-        f"    {writer.load(phase.source)},",
+        f"    {writer.view(phase.residual)},",
+        f"    c.{phase.counter},",
         f"    slots={phase.slots},",
+        f"    period={phase.period},",
         ")",
-        "return c",
+        f"return c._replace({phase.counter}=c.{phase.counter} + 1)",
     ]
 
 

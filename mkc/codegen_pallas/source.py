@@ -17,6 +17,7 @@ from mkc.codegen_pallas.source_sampled import begin_lines
 from mkc.codegen_pallas.source_sampled import end_lines
 from mkc.codegen_pallas.source_sampled import end_round_lines
 from mkc.passes.steps import StepGraph
+from mkc.schedule.mixing_phases import ClearBlocksPhase
 from mkc.schedule.mixing_phases import LatentAttentionPhase
 from mkc.schedule.program import ROUNDS
 from mkc.schedule.program import TAPE_LANES
@@ -113,8 +114,9 @@ def _cursor(program: Program) -> str:
 
 
 def _counters(program: Program) -> list[str]:
-    taps = [one.counter for one in program.phases() if isinstance(one, TapPhase)]
-    return [*taps, *(one.name for one in program.experts)]
+    kinds = (ClearBlocksPhase, TapPhase)
+    counters = [one.counter for one in program.phases() if isinstance(one, kinds)]
+    return [*dict.fromkeys(counters), *(one.name for one in program.experts)]
 
 
 def function_name(phase: Phase) -> str:

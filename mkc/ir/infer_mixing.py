@@ -102,7 +102,8 @@ def _store_block(op: StoreBlock, operands: Types, states: Types) -> Types:
     blocks, count, x = take(op, operands, 3, "blocks, count, x")
     no_states(op, states)
     _require_blocks(op, blocks, count, x)
-    return (blocks, count)
+    _require_period(op, op.period)
+    return (blocks, count, x)
 
 
 @INFER.register(MixBlocks)
@@ -110,6 +111,7 @@ def _mix_blocks(op: MixBlocks, operands: Types, states: Types) -> Types:
     blocks, count, x, norm, projection = take(op, operands, 5, "blocks, count, x, norm, projection")
     no_states(op, states)
     _require_blocks(op, blocks, count, x)
+    _require_period(op, op.period)
     width = x.shape[1]
     for name, one, shape in (("norm", norm, (width,)), ("projection", projection, (1, width))):
         require(
@@ -120,6 +122,10 @@ def _mix_blocks(op: MixBlocks, operands: Types, states: Types) -> Types:
             "Declare it with the width of x",
         )
     return (x,)
+
+
+def _require_period(op: Op, period: int) -> None:
+    require(period > 0, op, "a period of at least one layer", period, "Count from one store on")
 
 
 def _require_blocks(op: Op, blocks: TensorType, count: TensorType, x: TensorType) -> None:

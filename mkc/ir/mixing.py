@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from dataclasses import replace
 
 from mkc.ir import cost_experts
 from mkc.ir import cost_mixing
@@ -37,10 +38,17 @@ type Matrix = Tensor | tuple[Tensor, Tensor]  # in MXFP4 codes and scales
 
 @dataclass(frozen=True, kw_only=True)
 class StoredBlocks:
-    """Residual vectors that were stored in this step: [rows, slots, n], and how many."""
+    """Residual vectors that were stored in this step.
+
+    Attributes:
+      blocks: [rows, slots, n].
+      count: i32 [rows], how often `store_block` was called.
+      period: of that many calls the first one stores.
+    """
 
     blocks: Tensor
     count: Tensor
+    period: int
 
 
 def latent_cache(layer: Layer, name: str, *, rank: int, shared: int) -> KvCache:
@@ -87,16 +95,27 @@ def scale_heads(x: Tensor, factor: Tensor) -> Tensor:
     return result
 
 
-def residual_blocks(x: Tensor, slots: int) -> StoredBlocks:
-    """Room for `slots` vectors like x [rows, n], none of them stored."""
+def residual_blocks(x: Tensor, slots: int, *, period: int = 1) -> StoredBlocks:
+    """Room for `slots` vectors like x [rows, n], none of them stored.
+
+    Args:
+      period: `store_block` stores the first of every `period` vectors that it is given.
+    """
     blocks, count = apply(ResidualBlocks(slots=slots), x)
-    return StoredBlocks(blocks=blocks, count=count)
+    return StoredBlocks(blocks=blocks, count=count, period=period)
 
 
-def store_block(stored: StoredBlocks, x: Tensor) -> StoredBlocks:
-    """Stores x [rows, n] behind the others."""
-    blocks, count = apply(StoreBlock(), stored.blocks, stored.count, x)
-    return StoredBlocks(blocks=blocks, count=count)
+def store_block(stored: StoredBlocks, x: Tensor) -> tuple[StoredBlocks, Tensor]:
+    """Stores the residual stream x [rows, n] behind the others when its turn has come.
+
+    Called by every layer, so that layers which store and those which do not are alike.
+
+    Returns:
+      What is stored then, and the stream that goes on: zeros when x was stored, else x.
+    """
+    op = StoreBlock(period=stored.period)
+    blocks, count, stream = apply(op, stored.blocks, stored.count, x)
+    return replace(stored, blocks=blocks, count=count), stream
 
 
 def mix_blocks(
@@ -107,7 +126,8 @@ def mix_blocks(
     Args:
       norm, projection: [n], [1, n]: a score is the projection of the normalised vector.
     """
-    (result,) = apply(MixBlocks(eps=eps), stored.blocks, stored.count, x, norm, projection)
+    op = MixBlocks(eps=eps, period=stored.period)
+    (result,) = apply(op, stored.blocks, stored.count, x, norm, projection)
     return result
 
 

@@ -57,8 +57,8 @@ class ScaleHeads(Op):
 class ResidualBlocks(Op):
     """x [rows, n] -> blocks [rows, slots, n] in x's dtype, count i32 [rows]: none stored yet.
 
-    Of x only the type counts. The count is the same for all rows; it is a value, and not an
-    attribute, so that layers which differ in it alone are alike.
+    Of x only the type counts. `count` is how many layers have offered a vector, the same for all
+    rows; it is a value, and not an attribute, so that layers which differ in it alone are alike.
     """
 
     mnemonic: ClassVar[str] = "residual_blocks"
@@ -67,17 +67,23 @@ class ResidualBlocks(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class StoreBlock(Op):
-    """blocks [rows, slots, n], count i32 [rows], x [rows, n] -> blocks with x behind the stored
-    ones, count + 1.
+    """blocks [rows, slots, n], count i32 [rows], x [rows, n] -> blocks, count + 1, like x.
+
+    The first vector that is offered is stored, and then each `period`-th one, behind the others:
+    x where count is a multiple of `period`. The stream starts anew behind it: the last result is
+    zeros then, and x otherwise.
     """
 
     mnemonic: ClassVar[str] = "store_block"
+    period: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class MixBlocks(Op):
     """blocks [rows, slots, n], count i32 [rows], x [rows, n], norm [n], projection [1, n]
-    -> like x: a weighted sum of the first `count` blocks and x.
+    -> like x: a weighted sum of the stored blocks and x.
+
+    Stored are the first ceil(count / period) blocks, see `StoreBlock`.
 
     The weights are the softmax of sum_d(v_d * rsqrt(mean(v^2) + eps) * norm_d * projection_d) over
     these vectors v. All in f32, rounded once.
@@ -85,6 +91,7 @@ class MixBlocks(Op):
 
     mnemonic: ClassVar[str] = "mix_blocks"
     eps: float
+    period: int = 1
 
 
 MIXING_OPS: tuple[type[Op], ...] = (

@@ -89,7 +89,10 @@ def _residual_blocks(
 @REFERENCE.register(StoreBlock)
 def _store_block(op: StoreBlock, operands: Arrays, states: Arrays, context: OpContext) -> Outcome:
     blocks, count, x = operands
-    return (blocks.at[jnp.arange(x.shape[0]), count].set(x), count + 1), states
+    stores = count % op.period == 0
+    slot = jnp.where(stores, count // op.period, blocks.shape[1])  # behind the end: nowhere
+    stored = blocks.at[jnp.arange(x.shape[0]), slot].set(x, mode="drop")
+    return (stored, count + 1, jnp.where(stores[:, None], jnp.zeros_like(x), x)), states
 
 
 @REFERENCE.register(MixBlocks)
@@ -99,6 +102,6 @@ def _mix_blocks(op: MixBlocks, operands: Arrays, states: Arrays, context: OpCont
     scale = lax.rsqrt(jnp.mean(vectors * vectors, axis=-1, keepdims=True) + op.eps)
     scores = jnp.sum(vectors * scale * wide(norm) * wide(projection)[0], axis=-1)
     slot = jnp.arange(vectors.shape[1])
-    there = (slot < count[:, None]) | (slot == blocks.shape[1])
+    there = (slot * op.period < count[:, None]) | (slot == blocks.shape[1])
     weights = jax.nn.softmax(jnp.where(there, scores, -jnp.inf), axis=-1)
     return (context.result(jnp.sum(weights[..., None] * vectors, axis=1)),), states

@@ -43,12 +43,13 @@ class MixStored(Op):
     """blocks [rows, slots, n], count i32 [rows], norm [n], projection [1, n]
     -> total f32 [rows, n], softmax f32 [rows, 2]: the part of `MixBlocks` without its stream.
 
-    With the scores of the first `count` blocks: the largest one, -inf without blocks, and the sum
-    of exp(score - largest); `total` is the sum of the blocks with these exponentials as weights.
+    With the scores of the stored blocks: the largest one, -inf without blocks, and the sum of
+    exp(score - largest); `total` is the sum of the blocks with these exponentials as weights.
     """
 
     mnemonic: ClassVar[str] = "mix_stored"
     eps: float
+    period: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +143,7 @@ def _parts(mixture: Node) -> tuple[Node, Node]:
     )
     return (
         Node(
-            op=MixStored(eps=mixture.op.eps),
+            op=MixStored(eps=mixture.op.eps, period=mixture.op.period),
             operands=(blocks, count, norm, projection),
             results=(total, softmax),
             location=mixture.location,

@@ -277,18 +277,19 @@ class _Cutter:
         return node
 
     def check_stored(self, node: Node, block: Block) -> None:
-        """Blocks are stored in place, so nobody may read what was stored before any more."""
+        """Blocks and stream change in place, so nobody may read what they were before any more."""
         later = block.items[block.items.index(node) + 1 :]
-        readers = (one for one in Block(items=later).nodes() if node.operands[0] in one.operands)
-        reader = next(readers, None)
-        if reader is not None:
-            raise UnsupportedGraphError(
-                op=node.op.mnemonic,
-                location=node.location,
-                problem=f"{reader.op.mnemonic} at {reader.location} still reads the blocks from "
-                "before; the kernel stores a block in place",
-                hint="Read the blocks before the next one is stored",
-            )
+        blocks, _, stream = node.operands
+        for name, what in ((blocks, "blocks"), (stream, "stream")):
+            reader = next((one for one in Block(items=later).nodes() if name in one.operands), None)
+            if reader is not None:
+                raise UnsupportedGraphError(
+                    op=node.op.mnemonic,
+                    location=node.location,
+                    problem=f"{reader.op.mnemonic} at {reader.location} still reads the {what} "
+                    "from before; the kernel stores a block in place",
+                    hint=f"Read the {what} before the next one is stored",
+                )
 
     def check_lookup(self, node: Node) -> None:
         """The kernel looks step inputs up, in tables that all layers share."""

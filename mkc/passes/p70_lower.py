@@ -11,6 +11,7 @@ from mkc.ir.graph import Graph
 from mkc.ir.graph import Node
 from mkc.ir.ops_experts import ExpertMlp
 from mkc.ir.ops_mixing import ResidualBlocks
+from mkc.ir.ops_mixing import StoreBlock
 from mkc.ir.types import DType
 from mkc.ir.types import TensorType
 from mkc.passes.expert_places import expert_step
@@ -303,6 +304,7 @@ class _Lowering:
     def blocks(self, step: Step) -> Phase:
         (node,) = step.nodes
         views = [self.view(one.name) for one in node.results]
+        counter = f"{views[0].buffer}_offers"
         if isinstance(node.op, ResidualBlocks):
             return ClearBlocksPhase(
                 id=step.id,
@@ -310,15 +312,19 @@ class _Lowering:
                 location=node.location,
                 blocks=views[0],
                 count=views[1],
+                counter=counter,
             )
+        assert isinstance(node.op, StoreBlock)
         return StoreBlockPhase(
             id=step.id,
             title=title(step),
             location=node.location,
             blocks=views[0],
             count=views[1],
-            source=self.view(node.operands[2]),
+            counter=counter,
+            residual=views[2],
             slots=node.results[0].type.shape[1],
+            period=node.op.period,
         )
 
     def attention(self, step: Step) -> Phase:

@@ -12,7 +12,7 @@ from typing import Any
 
 from mkc.ir.ops import Op
 
-PLAN_VERSION = 7  # a reader refuses another one
+PLAN_VERSION = 8  # a reader refuses another one
 DIGEST = "digest"  # key of plan.json and report.json
 OF_PLAN = "plan"  # key of report.json: the digest of its plan
 RECORD = "record"  # key that names the dataclass of an object

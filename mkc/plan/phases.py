@@ -187,6 +187,7 @@ def phase_buffers(phase: Phase, *, written: bool) -> tuple[str, ...]:
         names = outputs if written else [phase.logits.buffer]
     if isinstance(phase, ClearBlocksPhase | StoreBlockPhase) and written:
         names = [phase.blocks.buffer, phase.count.buffer]
+        names += [phase.residual.buffer] if isinstance(phase, StoreBlockPhase) else []
     return tuple(dict.fromkeys(names))
 
 

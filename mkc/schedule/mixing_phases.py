@@ -13,25 +13,36 @@ class ClearBlocksPhase(Phase):
     """No block is stored; their places hold zeros, which a masked sum may read.
 
     Attributes:
-      count: i32, in every row and lane how many blocks are stored.
+      count: i32, in every row and lane how many layers have offered one.
+      counter: name of the cursor that holds the same number as a scalar.
     """
 
     blocks: View
     count: View
+    counter: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreBlockPhase(Phase):
-    """Stores the residual stream behind the stored blocks, in place.
+    """Stores the residual stream behind the stored blocks, in place, and zeros in the stream.
 
     Attributes:
-      blocks: `slots` places of the width of `source`.
+      blocks: `slots` places of the width of `residual`.
+      counter: as for `ClearBlocksPhase`.
+      period: of so many executions the first one stores.
     """
 
     blocks: View
     count: View
-    source: View
+    counter: str
+    residual: View
     slots: int
+    period: int
+
+    def place(self, execution: int) -> int | None:
+        """Where an execution stores; None when it stores nothing."""
+        slot, rest = divmod(execution, self.period)
+        return None if rest or slot >= self.slots else slot
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -258,11 +258,12 @@ def blocks_case() -> Case:
     from mkc.codegen_pallas import support as s
 
     def body(first: Any, x: Any, norms: Any, factors: Any, out: Any, *rest: Any) -> None:
-        blocks, count = (s.View(ref=one, start=0, width=one.shape[1]) for one in rest)
+        blocks, count, stream = (s.View(ref=one, start=0, width=one.shape[1]) for one in rest)
         s.clear_blocks(count)
-        s.store_block(blocks, count, x[...], slots=BLOCKS)
+        stream.store(x[...])
+        s.store_block(blocks, count, stream, first[0], slots=BLOCKS, period=12)
         out[...] = s.mix_blocks(
-            blocks, count, x[...], norms[0:1], norms[1:2], slots=BLOCKS, eps=1e-5
+            blocks, count, x[...], norms[0:1], norms[1:2], slots=BLOCKS, period=12, eps=1e-5
         )
         out[:, 0:384] = s.scale_heads(out[:, 0:384], factors[...], heads=3, first=first[0])
 
@@ -279,6 +280,7 @@ def blocks_case() -> Case:
         scratch=[
             pltpu.VMEM((ROWS, BLOCKS * WIDTH), jnp.float32),
             pltpu.VMEM((ROWS, 128), jnp.int32),
+            pltpu.VMEM((ROWS, WIDTH), jnp.float32),
         ],
     )
 
@@ -292,7 +294,8 @@ def mixture_parts_case() -> Case:
         total, softmax = parts
         views = (s.View(ref=one, start=0, width=one.shape[1]) for one in (blocks, count))
         vectors = norms[0:1], norms[1:2]
-        total[...], softmax[:, 0:2] = s.mix_stored(*views, *vectors, slots=BLOCKS, eps=1e-5)
+        sizes = {"slots": BLOCKS, "period": 12, "eps": 1e-5}
+        total[...], softmax[:, 0:2] = s.mix_stored(*views, *vectors, **sizes)
         out[...] = s.mix_stream(x[...], total[...], softmax[:, 0:2], *vectors, eps=1e-5)
 
     return Case(

@@ -23,43 +23,65 @@ EPS = 1e-5
 
 
 @pytest.mark.parametrize(
-    ("rows", "width", "slots", "mode"),
-    [(8, 256, 3, Mode.LATE), (16, 48, 4, Mode.EAGER), (8, 48, 8, Mode.GENERIC)],
+    ("rows", "width", "slots", "period", "mode"),
+    [
+        (8, 256, 3, 1, Mode.LATE),
+        (8, 256, 3, 2, Mode.LATE),
+        (16, 48, 4, 1, Mode.EAGER),
+        (8, 48, 2, 3, Mode.GENERIC),
+    ],
 )
-def test_blocks_are_stored_and_mixed(rows: int, width: int, slots: int, mode: Mode) -> None:
+def test_blocks_are_stored_and_mixed(
+    rows: int, width: int, slots: int, period: int, mode: Mode
+) -> None:
     """A mixture before every store and behind the last one; slots start as NaN."""
     random = np.random.default_rng(slots)
-    streams = random.normal(size=(slots + 1, rows, width)).astype(np.float32)
+    layers = slots * period
+    streams = random.normal(size=(layers + 1, rows, width)).astype(np.float32)
     streams[1] *= 100  # the norm takes that out of the score, and only there
     norm, projection = random.normal(size=(2, 1, width)).astype(np.float32)
 
-    def body(streams: Any, norm: Any, projection: Any, out: Any, blocks: Any, count: Any) -> None:
+    def body(streams: Any, norm: Any, projection: Any, out: Any, after: Any, *rest: Any) -> None:
+        blocks, count, stream = rest
         buffer = s.View(ref=blocks, start=128, width=slots * width)
         number = s.View(ref=count, start=128, width=128)
-        sizes = {"slots": slots}
+        here = s.View(ref=stream, start=128, width=width)
+        sizes = {"slots": slots, "period": period}
         s.clear_blocks(number)
-        for index in range(slots + 1):
+        for index in range(layers + 1):
             x = streams[index]
             out[index] = s.mix_blocks(
                 buffer, number, x, norm[...], projection[...], eps=EPS, **sizes
             )
-            if index < slots:
-                s.store_block(buffer, number, x, **sizes)
+            if index < layers:
+                here.store(x)
+                s.store_block(buffer, number, here, number.load()[0, 0], **sizes)
+                after[index] = here.load()
 
-    (out,) = run(
+    out, after = run(
         body,
         operands=[(streams, VMEM), (norm, VMEM), (projection, VMEM)],
-        results=[(streams.shape, jnp.float32, VMEM)],
-        scratch=[VMEM((rows, 128 + slots * width), jnp.float32), VMEM((rows, 256), jnp.int32)],
+        results=[
+            (streams.shape, jnp.float32, VMEM),
+            ((layers, rows, width), jnp.float32, VMEM),
+        ],
+        scratch=[
+            VMEM((rows, 128 + slots * width), jnp.float32),
+            VMEM((rows, 256), jnp.int32),
+            VMEM((rows, 128 + width), jnp.float32),
+        ],
         mode=mode,
     )
     blocks, count = np.zeros((rows, slots, width), np.float32), np.zeros(rows, np.int32)
     for index, x in enumerate(streams):
         operands = (blocks, count, x, norm[0], projection)
-        (expected,), _ = meaning(MixBlocks(eps=EPS), operands, dtype=DType.F32)
+        (expected,), _ = meaning(MixBlocks(eps=EPS, period=period), operands, dtype=DType.F32)
         np.testing.assert_allclose(out[index], expected, rtol=1e-4, atol=1e-5)
-        if index < slots:
-            (blocks, count), _ = meaning(StoreBlock(), (blocks, count, x))
+        if index < layers:
+            results, _ = meaning(StoreBlock(period=period), (blocks, count, x))
+            blocks, count, stream = results
+            np.testing.assert_array_equal(after[index], stream)
+            assert (stream == (0 if index % period == 0 else x)).all()
     np.testing.assert_array_equal(out[0], streams[0])  # bit for bit
 
 
@@ -78,18 +100,20 @@ def test_a_mixture_in_two_parts(rows: int, width: int, mode: Mode) -> None:
     projection = 3 * random.normal(size=(1, width)).astype(np.float32)
 
     def body(streams: Any, norm: Any, projection: Any, out: Any, *rest: Any) -> None:
-        softmax, blocks, count = rest
+        softmax, blocks, count, stream = rest
         buffer = s.View(ref=blocks, start=128, width=slots * width)
         number = s.View(ref=count, start=128, width=128)
         s.clear_blocks(number)
         for index in range(slots + 1):
             x = streams[index]
             vectors = norm[...], projection[...]
-            stored = s.mix_stored(buffer, number, *vectors, slots=slots, eps=EPS)
+            stored = s.mix_stored(buffer, number, *vectors, slots=slots, period=1, eps=EPS)
             softmax[index] = stored[1]
             out[index] = s.mix_stream(x, *stored, *vectors, eps=EPS)
             if index < slots:
-                s.store_block(buffer, number, x, slots=slots)
+                stream[...] = x
+                here = s.View(ref=stream, start=0, width=width)
+                s.store_block(buffer, number, here, index, slots=slots, period=1)
 
     out, softmax = run(
         body,
@@ -98,7 +122,11 @@ def test_a_mixture_in_two_parts(rows: int, width: int, mode: Mode) -> None:
             (streams.shape, jnp.float32, VMEM),
             ((slots + 1, rows, 2), jnp.float32, VMEM),
         ],
-        scratch=[VMEM((rows, 128 + slots * width), jnp.float32), VMEM((rows, 256), jnp.int32)],
+        scratch=[
+            VMEM((rows, 128 + slots * width), jnp.float32),
+            VMEM((rows, 256), jnp.int32),
+            VMEM((rows, width), jnp.float32),
+        ],
         mode=mode,
     )
     for index, x in enumerate(streams):

@@ -202,16 +202,42 @@ def test_blocks_are_stored_one_behind_the_other() -> None:
     (blocks, count), _ = evaluate_op(ResidualBlocks(slots=3), [first])
     assert blocks.shape == (2, 3, 4) and count.tolist() == [0, 0]
     for vector in (first, second):
-        (blocks, count), _ = evaluate_op(StoreBlock(), [blocks, count, vector])
+        (blocks, count, stream), _ = evaluate_op(StoreBlock(), [blocks, count, vector])
+        assert (stream == 0).all()
     assert count.tolist() == [2, 2]
     assert (blocks[:, 0] == first).all() and (blocks[:, 1] == second).all()
     assert (blocks[:, 2] == 0).all()
+
+
+def test_every_third_layer_stores_and_a_fourth_store_finds_no_room() -> None:
+    """The stream starts anew behind a store and goes on unchanged where there is none."""
+    vectors = normal(10, 2, 4)
+    (blocks, count), _ = evaluate_op(ResidualBlocks(slots=3), [vectors[0]])
+    for index, vector in enumerate(vectors):
+        (blocks, count, stream), _ = evaluate_op(StoreBlock(period=3), [blocks, count, vector])
+        assert (stream == (0 if index % 3 == 0 else vector)).all()
+    assert count.tolist() == [10, 10]
+    assert (blocks == vectors[[0, 3, 6]].swapaxes(0, 1)).all()
+
+
+@pytest.mark.parametrize(("count", "stored"), [(0, 0), (1, 1), (3, 1), (4, 2), (6, 2), (7, 3)])
+def test_a_mixture_sees_what_is_stored(count: int, stored: int) -> None:
+    """Of the layers that have offered a vector, the first of three each."""
+    blocks, x, norm = normal(2, 3, 4), normal(2, 4), normal(4)
+    projection = normal(1, 4)
+    every, third = (
+        evaluate_op(op, [blocks, np.full(2, number, np.int32), x, norm, projection])[0][0]
+        for op, number in ((MixBlocks(eps=1e-5), stored), (MixBlocks(eps=1e-5, period=3), count))
+    )
+    assert (every == third).all()
 
 
 def test_blocks_that_do_not_fit() -> None:
     x, count = tensor(BF16, 2, 8), tensor(I32, 2)
     with pytest.raises(ShapeError, match=r"blocks bf16\[2, slots, 8\] and count i32\[2\]"):
         infer(StoreBlock(), (tensor(BF16, 2, 3, 7), count, x))
+    with pytest.raises(ShapeError, match="a period of at least one layer"):
+        infer(StoreBlock(period=0), (tensor(BF16, 2, 3, 8), count, x))
     with pytest.raises(ShapeError, match="at least one slot"):
         infer(ResidualBlocks(slots=0), (x,))
     given = (tensor(BF16, 2, 3, 8), count, x, tensor(BF16, 8), tensor(BF16, 8))
@@ -238,7 +264,7 @@ def decoder(layers: int) -> Any:
     def step_function(step: mkc.Step) -> mkc.Outputs:
         table = mkc.param("embed.weight", [32, HIDDEN])
         h = mkc.embed(step.tokens, table)
-        blocks = mkc.residual_blocks(h, -(-layers // PERIOD))
+        blocks = mkc.residual_blocks(h, -(-layers // PERIOD), period=PERIOD)
         for layer in mkc.layers(layers, prefix="layers.{index}."):
             names = ([HIDDEN], [1, HIDDEN])
             norm, projection = (
@@ -246,11 +272,8 @@ def decoder(layers: int) -> Any:
                 for name, axes in zip(("norm", "proj"), names, strict=True)
             )
             x = mkc.mix_blocks(blocks, h, norm=norm, projection=projection, eps=1e-5)
-            x = attention(step, layer, x)
-            if layer.index % PERIOD == 0:
-                blocks, h = mkc.store_block(blocks, h), x
-            else:
-                h = h + x
+            blocks, h = mkc.store_block(blocks, h)
+            h = h + attention(step, layer, x)
         return mkc.next_token(h, table)
 
     return step_function

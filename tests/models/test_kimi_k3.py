@@ -157,9 +157,10 @@ def test_weight_bytes_of_a_step(batch: int, expected: float) -> None:
 
 
 def test_layers_fold_across_blocks() -> None:
-    """Twelve layers in a row, seven times: a stored block more does not make another layer."""
+    """A layer that stores a block is like one that does not: latent attention and three layers of
+    delta attention, 22 times, between what the ends of the stack have of their own."""
     graph = trace(SHIPPED)
-    assert regions(graph.body).startswith("7{ 2{ } 2{ 3{ } } } ")
+    assert regions(graph.body).startswith("2{ } 22{ 3{ } } 2{ } ")
     assert parse(print_graph(graph)) == graph
 
 
@@ -167,7 +168,7 @@ def test_a_deeper_model_is_not_a_larger_graph() -> None:
     full = [one for one in range(1, 187) if one % 4 == 0 or one == 186]
     start = perf_counter()
     nodes = [len(list(trace(one).body.nodes())) for one in (SHIPPED, layered(186, full))]
-    assert nodes[1] < 1.3 * nodes[0]
+    assert nodes[1] == nodes[0]
     assert perf_counter() - start < 20
 
 

@@ -67,10 +67,10 @@ def decoder(*, late: bool = False) -> Build:
         blocks = mkc.residual_blocks(h, SLOTS)
         for layer in mkc.layers(LAYERS):
             if not late:
-                blocks = mkc.store_block(blocks, h)
+                blocks, h = mkc.store_block(blocks, h)
             total = mlp(mix(blocks, h, layer.param, "first"), layer, "first")
             if late:
-                blocks = mkc.store_block(blocks, h)
+                blocks, h = mkc.store_block(blocks, h)
             h = h + total
             h = h + mlp(mix(blocks, h, layer.param, "second"), layer, "second")
         x = mix(blocks, h, mkc.param, "last")

@@ -161,7 +161,7 @@ def test_plan_document() -> None:
         "version", "target", "pipeline", "program", "sharding", "allocations", "decisions",
         "cycles", "digest",
     ]  # fmt: skip
-    assert plan["version"] == 7
+    assert plan["version"] == 8
     assert plan["program"]["record"] == "Program"
     loops = [one for one in plan["program"]["body"] if one["record"] == "Loop"]
     assert [one["count"] for one in loops] == [16]

@@ -1,8 +1,9 @@
 """Residual streams that were stored, and their mixture; see `mkc.ir.ops_mixing`.
 
-Blocks are one buffer, slot s of width n at lanes s * n. How many are stored is the same for all
-rows and known at run time only: a view of i32 whose every element is that number. What slots that
-were never written hold may be NaN; it is never part of a product.
+Blocks are one buffer, slot s of width n at lanes s * n. How many layers have offered a vector is
+the same for all rows and known at run time only: a view of i32 whose every element is that count.
+Of every `period` offers the first one is stored. What slots that were never written hold may be
+NaN; it is never part of a product.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental import pallas as pl
 
+from mkc.codegen_pallas.support.refs import LANES
 from mkc.codegen_pallas.support.refs import Scalar
 from mkc.codegen_pallas.support.refs import View
 from mkc.codegen_pallas.support.vector import join
 
 
 def clear_blocks(count: View) -> None:
-    """Nothing is stored.
+    """Nothing was offered, so nothing is stored.
 
     Args:
       count: `[R, n]` i32.
@@ -25,21 +28,40 @@ def clear_blocks(count: View) -> None:
     count.store(jnp.zeros((count.ref.shape[0], count.width), jnp.int32))
 
 
-def store_block(blocks: View, count: View, x: jax.Array, *, slots: int) -> None:
-    """Stores `x` behind the stored blocks, in place.
+def store_block(
+    blocks: View, count: View, stream: View, offers: Scalar, *, slots: int, period: int
+) -> None:
+    """Stores the stream behind the stored blocks when its turn has come, and zeros in its place.
 
     Args:
       blocks: `[R, slots * n]` f32.
-      count: `[R, m]` i32, less than `slots` in every element.
-      x: `[R, n]` f32.
+      count: `[R, m]` i32, counted on.
+      stream: `[R, n]` f32.
+      offers: what `count` holds; nothing is stored when all slots are full.
     """
-    width = x.shape[1]
-    number = count.load()
-    for slot in range(slots):
-        place = blocks.lanes(slot * width, width)
-        here = jnp.broadcast_to(number[:, 0:1], x.shape) == slot
-        place.store(jnp.where(here, x, place.load()))
-    count.store(number + 1)
+    count.store(count.load() + 1)
+    offers = jnp.int32(offers)
+    slot = sum((offers > turn * period).astype(jnp.int32) for turn in range(slots))
+    now = sum((offers == turn * period).astype(jnp.int32) for turn in range(slots))
+
+    # A loop of one turn or none: what it costs can be told from what every layer pays.
+    @pl.loop(0, now)
+    def _(_: jax.Array) -> None:
+        _move(blocks, stream, slot, slots=slots)
+
+
+def _move(blocks: View, stream: View, slot: Scalar, *, slots: int) -> None:
+    """The stream into a slot, which is a run-time value, and zeros in its place."""
+    width = stream.width
+    x = stream.load()
+    if width % LANES == 0:
+        start = pl.multiple_of(blocks.start + slot * width, LANES)
+        View(ref=blocks.ref, start=start, width=width).store(x)
+    else:  # there are no run-time lanes within a register
+        for one in range(slots):
+            place = blocks.lanes(one * width, width)
+            place.store(jnp.where(slot == one, x, place.load()))
+    stream.store(jnp.zeros_like(x))
 
 
 def mix_blocks(
@@ -50,6 +72,7 @@ def mix_blocks(
     projection: jax.Array,
     *,
     slots: int,
+    period: int,
     eps: float,
 ) -> jax.Array:
     """The stored blocks and `x`, weighted by the softmax of their scores: `[R, n]`, not rounded.
@@ -65,11 +88,11 @@ def mix_blocks(
     width = x.shape[1]
     factor = norm * projection
     number = count.load()[:, 0:1]
-    scores = [*_stored_scores(blocks, number, factor, slots=slots, eps=eps), _score(x, factor, eps)]
-    weights = _softmax(join(scores))
+    known = _stored_scores(blocks, number, factor, slots=slots, period=period, eps=eps)
+    weights = _softmax(join([*known, _score(x, factor, eps)]))
     total = x * weights[:, slots : slots + 1]
     for slot in range(slots):
-        there = jnp.broadcast_to(slot < number, x.shape)
+        there = jnp.broadcast_to(slot * period < number, x.shape)
         block = blocks.lanes(slot * width, width).load()
         total = total + jnp.where(there, block * weights[:, slot : slot + 1], 0.0)
     return total
@@ -82,6 +105,7 @@ def mix_stored(
     projection: jax.Array,
     *,
     slots: int,
+    period: int,
     eps: float,
 ) -> tuple[jax.Array, jax.Array]:
     """What `mix_blocks` makes of the stored blocks alone; arguments as there.
@@ -92,13 +116,14 @@ def mix_stored(
     """
     width = norm.shape[1]
     number = count.load()[:, 0:1]
-    scores = join(_stored_scores(blocks, number, norm * projection, slots=slots, eps=eps))
+    factor = norm * projection
+    scores = join(_stored_scores(blocks, number, factor, slots=slots, period=period, eps=eps))
     largest = jnp.max(scores, axis=1, keepdims=True)
     # Without blocks the difference would be NaN.
     weights = jnp.exp(scores - jnp.where(number > 0, largest, 0.0))
     total = jnp.zeros((scores.shape[0], width), jnp.float32)
     for slot in range(slots):
-        there = jnp.broadcast_to(slot < number, total.shape)
+        there = jnp.broadcast_to(slot * period < number, total.shape)
         block = blocks.lanes(slot * width, width).load()
         total = total + jnp.where(there, block * weights[:, slot : slot + 1], 0.0)
     return total, join([largest, jnp.sum(weights, axis=1, keepdims=True)])
@@ -123,14 +148,14 @@ def mix_stream(
 
 
 def _stored_scores(
-    blocks: View, number: jax.Array, factor: jax.Array, *, slots: int, eps: float
+    blocks: View, number: jax.Array, factor: jax.Array, *, slots: int, period: int, eps: float
 ) -> list[jax.Array]:
     """Of every slot `[R, 1]`; -inf of those that hold nothing."""
     width = factor.shape[1]
     places = [blocks.lanes(slot * width, width) for slot in range(slots)]
     # The choice of a score is behind its sums: a NaN stays in the slot's own lane.
     return [
-        jnp.where(slot < number, _score(place.load(), factor, eps), -jnp.inf)
+        jnp.where(slot * period < number, _score(place.load(), factor, eps), -jnp.inf)
         for slot, place in enumerate(places)
     ]
 

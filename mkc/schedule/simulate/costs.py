@@ -89,6 +89,8 @@ def _from_code(
             return looped(code, (masked, phase.logits.width // SEARCH_CHUNK), target)
         case EmbedPhase():
             return looped(code, (program.rows,), target)
+        case StoreBlockPhase():
+            return _store_code(phase, code, target)
         case _:
             return looped(code, (), target)
 
@@ -148,6 +150,14 @@ def _delta_code(
     )
 
 
+def _store_code(phase: StoreBlockPhase, code: PhaseCycles, target: Target) -> PhaseCost | None:
+    """Most executions store nothing: their loop has no iteration. The mean of all of them."""
+    if len(code.loops) != 1 or code.loops[0].loops:
+        return None
+    moved_us = code_us(code.loops[0], target) / phase.period
+    return PhaseCost(source=Source.MACHINE_CODE, once_us=code_us(code, target) + moved_us)
+
+
 def _estimated(program: Program, phase: Phase, target: Target) -> PhaseCost:
     """From the target's figures alone."""
     once_us, item_us = 0.0, 0.0
@@ -184,7 +194,7 @@ def _estimated(program: Program, phase: Phase, target: Target) -> PhaseCost:
         case ClearBlocksPhase():
             once_us = registers_us(program, phase.blocks.width, target)
         case StoreBlockPhase():
-            once_us = registers_us(program, 2 * phase.blocks.width, target)
+            once_us = registers_us(program, 2 * phase.residual.width, target) / phase.period
         case EmbedPhase():
             once_us = program.rows * registers_us(program, 2 * phase.output.width, target)
     return PhaseCost(source=Source.TARGET, once_us=once_us, item_us=item_us, tile_us=tiles)

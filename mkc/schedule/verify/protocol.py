@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 from typing import Any
 from typing import Protocol as Interface
 
@@ -454,13 +455,22 @@ class Kernel:
     def clear_blocks(self, phase: ClearBlocksPhase) -> None:
         self.store("clear_blocks", phase.blocks)
         self.store("clear_blocks", phase.count)
+        self.rounds.executed[phase.counter] = 0
 
     def store_block(self, phase: StoreBlockPhase) -> None:
-        """Every place is written, most of them with what they hold."""
-        for view in (phase.source, phase.count):
-            self.load("store_block", view)
-        self.store_row("store_block", phase.blocks)
-        self.store("store_block", phase.count)
+        """Of `period` executions the first one stores, behind what is stored already."""
+        routine, executed = "store_block", self.rounds.executed
+        slot = phase.place(executed[phase.counter])
+        executed[phase.counter] += 1
+        self.load(routine, phase.count)
+        self.store(routine, phase.count)
+        if slot is None:
+            return
+        residual = phase.residual
+        self.load(routine, residual)
+        start = phase.blocks.start + slot * residual.width
+        self.store(routine, replace(phase.blocks, start=start, width=residual.width))
+        self.store(routine, residual)
 
     def delta_rule(self, phase: DeltaRulePhase) -> None:
         """Heads are read and stored in turn, so an output must not take the place of an input."""

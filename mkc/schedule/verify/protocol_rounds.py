@@ -15,6 +15,8 @@ from typing import Any
 
 from mkc.ir import ops_spec
 from mkc.ir.graph import Node
+from mkc.schedule.counted import COUNTED
+from mkc.schedule.mixing_phases import ClearBlocksPhase
 from mkc.schedule.program import RESTING
 from mkc.schedule.program import VECTOR_LANES
 from mkc.schedule.program import Phase
@@ -48,7 +50,7 @@ class Rounds:
 
     Attributes:
       scalars: name of an array -> its numbers in this round.
-      executed: counter of taps -> executions so far in this round.
+      executed: counter of taps or of blocks -> executions so far in this round.
     """
 
     kernel: Kernel
@@ -56,11 +58,11 @@ class Rounds:
     executed: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.restart_taps()
+        self.restart_counters()
 
-    def restart_taps(self) -> None:
+    def restart_counters(self) -> None:
         for phase in self.kernel.program.phases():
-            if isinstance(phase, TapPhase):
+            if isinstance(phase, (ClearBlocksPhase, *COUNTED)):
                 self.executed[phase.counter] = 0
 
     @property
@@ -85,7 +87,7 @@ class Rounds:
             for row in range(self.size)
         ]
         self.scalars[plan.kept] = list(kept)
-        self.restart_taps()
+        self.restart_counters()
 
     def fetch_rows(self) -> None:
         """What the launch before carried on as rows."""

@@ -16,7 +16,8 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 from typing import Any
 
-from mkc.schedule.round_phases import TapPhase
+from mkc.schedule.counted import COUNTED
+from mkc.schedule.counted import places
 from mkc.schedule.verify.events import Semaphore
 from mkc.schedule.verify.memory import Memory
 from mkc.schedule.verify.states import Part
@@ -101,9 +102,10 @@ def _same_ends(kernel: Kernel, found: Iteration) -> Iterator[bool]:
         inside = inside and min(here[name], there[name]) > 0
         yield here[name] == there[name] or step[name] == 0 or inside
     for phase in kernel.program.phases():
-        if isinstance(phase, TapPhase):
-            at, was, amount = here[phase.counter], there[phase.counter], step[phase.counter]
-            yield phase.places[at : at + amount] == phase.places[was : was + amount]
+        if isinstance(phase, COUNTED):
+            amount = step[phase.counter]
+            now, then = (places(phase, used[phase.counter], amount) for used in (here, there))
+            yield now == then
 
 
 def ends(kernel: Kernel) -> Iterator[tuple[str, int, int]]:

@@ -82,7 +82,7 @@ def widths(phase: Phase) -> Iterator[Width]:
         case ExpertsPhase():
             yield "the output", phase.output, phase.x.width
         case StoreBlockPhase():
-            yield "the blocks", phase.blocks, phase.slots * phase.source.width
+            yield "the blocks", phase.blocks, phase.slots * phase.residual.width
         case AllReducePhase():
             group = max(1, phase.group)
             scattered = phase.scattered - phase.scattered // group

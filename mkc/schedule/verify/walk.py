@@ -22,11 +22,12 @@ from dataclasses import field
 from typing import Any
 from typing import NamedTuple
 
+from mkc.schedule.counted import COUNTED
+from mkc.schedule.counted import places
 from mkc.schedule.program import ROUNDS
 from mkc.schedule.program import Loop
 from mkc.schedule.program import Phase
 from mkc.schedule.program import Program
-from mkc.schedule.round_phases import TapPhase
 from mkc.schedule.verify.arrays import Array
 from mkc.schedule.verify.arrays import Semaphores
 from mkc.schedule.verify.arrays import receive_arrays
@@ -221,7 +222,7 @@ class Walk:
         length = index - first
         step = {name: used[name] - before[name] for name in used}
         most = min([following // length, *self.periods_left(used, step)])
-        periods = min([most, *self.equal_taps(used, step)])
+        periods = min([most, *self.equal_stores(used, step, most)])
         loop.over = periods == most
         if periods <= 0:
             return 0
@@ -246,18 +247,19 @@ class Walk:
             if step[name] > 0
         ]
 
-    def equal_taps(self, used: Mapping[str, int], step: Mapping[str, int]) -> list[int]:
-        """How many of the coming periods store their taps where the last one did."""
-        found = []
+    def equal_stores(
+        self, used: Mapping[str, int], step: Mapping[str, int], most: int
+    ) -> Iterator[int]:
+        """How many of the coming periods, `most` at most, store taps and blocks where the last one
+        did."""
         for phase in self.program.phases():
-            if isinstance(phase, TapPhase) and step[phase.counter] > 0:
+            if isinstance(phase, COUNTED) and step[phase.counter] > 0:
                 at, amount = used[phase.counter], step[phase.counter]
-                last = phase.places[at - amount : at]
+                last = places(phase, at - amount, amount)
                 periods = 0
-                while len(last) == amount and phase.places[at : at + amount] == last:
+                while periods < most and places(phase, at, amount) == last:
                     periods, at = periods + 1, at + amount
-                found.append(periods)
-        return found
+                yield periods
 
     def state(self, used: Mapping[str, int]) -> Any:
         """Memory and cursors, with every place counted from the next item of its stream."""
