@@ -272,16 +272,16 @@ class _Cutter:
     def in_place(self, node: Node) -> Node:
         """The node, whose results take the places of its first operands."""
         for name, result in zip(node.operands, node.results, strict=False):
-            base = self.aliases.get(name) or Alias(base=name, start=0, width=self.widths[name])
-            self.aliases[result.name] = base
+            self.aliases[result.name] = self.place_of(name)
         return node
 
     def check_stored(self, node: Node, block: Block) -> None:
         """Blocks and stream change in place, so nobody may read what they were before any more."""
-        later = block.items[block.items.index(node) + 1 :]
+        later = Block(items=block.items[block.items.index(node) + 1 :])
         blocks, _, stream = node.operands
-        for name, what in ((blocks, "blocks"), (stream, "stream")):
-            reader = next((one for one in Block(items=later).nodes() if name in one.operands), None)
+        for changed, what in ((blocks, "blocks"), (stream, "stream")):
+            names = self.names_of(changed)
+            reader = next((one for one in later.nodes() if names & set(one.operands)), None)
             if reader is not None:
                 raise UnsupportedGraphError(
                     op=node.op.mnemonic,
@@ -290,6 +290,20 @@ class _Cutter:
                     "from before; the kernel stores a block in place",
                     hint=f"Read the {what} before the next one is stored",
                 )
+
+    def names_of(self, value: str) -> set[str]:
+        """Values that lie in lanes of this one, by now."""
+        place = self.place_of(value)
+        return {value, place.base} | {
+            name
+            for name, one in self.aliases.items()
+            if one.base == place.base
+            and one.start < place.start + place.width
+            and place.start < one.start + one.width
+        }
+
+    def place_of(self, value: str) -> Alias:
+        return self.aliases.get(value) or Alias(base=value, start=0, width=self.widths[value])
 
     def check_lookup(self, node: Node) -> None:
         """The kernel looks step inputs up, in tables that all layers share."""
@@ -337,7 +351,7 @@ class _Cutter:
                 start = op.start
             case _:
                 return False
-        base = self.aliases.get(operand) or Alias(base=operand, start=0, width=self.widths[operand])
+        base = self.place_of(operand)
         start += base.start
         for value, width in zip(node.results, widths, strict=True):
             self.aliases[value.name] = Alias(base=base.base, start=start, width=width)
