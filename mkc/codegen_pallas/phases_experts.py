@@ -32,7 +32,7 @@ def route(writer: PhaseWriter, phase: RoutePhase) -> list[str]:
         f"    {bias},",
         f"    ids={writer.view(phase.ids)},",
         f"    weights={writer.view(phase.weights)},",
-        f"    places=m.{ring.name}_places,",
+        f"    space={f'm.{ring.name}_scores' if ring.has_scores else None},",
         f"    landing=m.{ring.name}_landing,",
         f"    chosen=m.{ring.name}_chosen,",
         f"    sem=m.{ring.name}_sem.at[0],",

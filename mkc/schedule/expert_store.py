@@ -9,6 +9,7 @@ from mkc.ir.mxfp4 import GROUP
 from mkc.ir.types import DType
 from mkc.schedule.units import VECTOR_LANES
 
+REGISTER_ROWS = 8  # of 32-bit numbers
 BYTE_ROWS = 32  # of a memory tile of bytes
 CODE_ROWS = 64  # of a tile of 4-bit floats: a matrix has whole ones
 # Weights of at most eight bits are pushed at twice the rate of bf16; a compiled product of a 4-bit
@@ -91,6 +92,11 @@ class ExpertRing:
     experts: int
 
     @property
+    def has_scores(self) -> bool:
+        """Whether scores lie in VMEM while the choice goes through registers of rows."""
+        return self.rows > REGISTER_ROWS
+
+    @property
     def places(self) -> int:
         """Lanes of the list of chosen experts."""
         return whole(self.rows * self.chosen, VECTOR_LANES)
@@ -101,9 +107,10 @@ class ExpertRing:
         found = [
             ("gate_up", (self.slots, *self.slice.gate_up), dtype),
             ("down", (self.slots, *self.slice.down), dtype),
-            ("places", (self.padded_rows, self.experts), DType.F32),
             ("landing", (CHOSEN_ROWS, self.places), DType.I32),
         ]
+        if self.has_scores:
+            found.append(("scores", (self.padded_rows, self.experts), DType.F32))
         if dtype is DType.E2M1X2:
             rows = 1 if self.rows == 1 else whole(self.rows, 8)
             blocks = -(-self.slice.inner // PRODUCT_COLUMNS)

@@ -48,7 +48,7 @@ def route_case(name: str, *, rows: int) -> Case:
             bias[...],
             ids=s.View(ref=ids, start=0, width=CHOICES),
             weights=s.View(ref=weights, start=0, width=CHOICES),
-            places=places,
+            space=places if rows > 8 else None,
             landing=landing,
             chosen=chosen,
             sem=sem,

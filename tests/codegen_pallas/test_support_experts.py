@@ -102,7 +102,7 @@ class Experts:
         pytest.param(True, 1, 320, 96, 2, Mode.LATE, id="fp4, one row"),
         pytest.param(True, 8, 256, 64, 3, Mode.LATE, id="fp4, eight rows"),
         pytest.param(True, 3, 128, 192, 4, Mode.GENERIC, id="fp4, three rows"),
-        pytest.param(False, 1, 256, 40, 1, Mode.EAGER, id="bf16, one row"),
+        pytest.param(False, 1, 256, 40, 2, Mode.EAGER, id="bf16, one row"),
         pytest.param(False, 8, 128, 128, 4, Mode.LATE, id="bf16, eight rows"),
     ],
 )
@@ -236,7 +236,7 @@ def check_shared_experts(mode: Mode) -> None:
         s.route(
             s.View(ref=logits, start=0, width=count),
             None,
-            places=places,
+            space=places if rows > 8 else None,
             landing=landing,
             chosen=chosen,
             sem=sem,

@@ -46,7 +46,7 @@ def routed(
             None if bias is None else bias_row[...],
             ids=s.View(ref=ids, start=0, width=op.k),
             weights=s.View(ref=weights, start=0, width=op.k),
-            places=places,
+            space=places if rows > 8 else None,
             landing=landing,
             chosen=chosen,
             sem=sem,
@@ -87,6 +87,11 @@ def routed(
         pytest.param(3, 40, 4, RouterScore.SOFTMAX, 8, 32, Mode.GENERIC, "ties", id="softmax"),
         pytest.param(3, 40, 4, RouterScore.SOFTMAX, 8, 32, Mode.GENERIC, "alike", id="rows alike"),
         pytest.param(12, 24, 12, SIGMOID, 0, 24, Mode.EAGER, "distinct", id="two registers"),
+        pytest.param(16, 300, 16, SIGMOID, 0, 150, Mode.LATE, "ties", id="two registers, ties"),
+        pytest.param(8, 896, 16, SIGMOID, 112, 112, Mode.GENERIC, "ties", id="many, ties"),
+        pytest.param(5, 300, 1, SIGMOID, 0, 300, Mode.GENERIC, "ties", id="one choice, ties"),
+        pytest.param(1, 40, 1, SIGMOID, 0, 40, Mode.GENERIC, "alike", id="one row, one choice"),
+        pytest.param(8, 300, 16, SIGMOID, 0, 300, Mode.GENERIC, "equal", id="all equal"),
     ],
 )
 def test_route(
@@ -109,6 +114,9 @@ def test_route(
         logits, bias = np.round(logits), np.round(bias)
     if kind == "alike":
         logits[:] = logits[0]
+    if kind == "equal":  # but for one that never wins
+        logits[:], bias[:] = 1.0, 0.0
+        logits[:, 3] = -np.inf
     op = Route(k=k, score=score, renormalise=score is RouterScore.SIGMOID, scale=1.5)
     given = None if kind == "ties" else bias
     ids, weights, chosen = routed(logits, given, op, rows=rows, first=first, local=local, mode=mode)
@@ -121,10 +129,11 @@ def test_route(
     np.testing.assert_array_equal(chosen, used[(used >= first) & (used < first + local)] - first)
 
 
-def test_ids_exist_where_there_are_no_numbers() -> None:
+@pytest.mark.parametrize("rows", [1, 8, 12])
+def test_ids_exist_where_there_are_no_numbers(rows: int) -> None:
     """Ids decide addresses, so they stay in range whatever the logits are."""
-    logits = np.full((8, 40), np.nan, np.float32)
+    logits = np.full((-(-rows // 8) * 8, 40), np.nan, np.float32)
     op = Route(k=4, score=RouterScore.SIGMOID, renormalise=True)
-    ids, _, chosen = routed(logits, None, op, rows=8, first=8, local=8)
+    ids, _, chosen = routed(logits, None, op, rows=rows, first=8, local=8)
     assert ((ids >= 0) & (ids < 40)).all()
     assert ((chosen >= 0) & (chosen < 8)).all()

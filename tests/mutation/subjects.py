@@ -18,7 +18,7 @@ from tests.passes.stacks import Stack
 from tests.schedule.verify.round_programs import round_lowered
 
 ROUNDS = 4
-FEW_SLOTS = 4  # of a ring that eight experts pass through
+FEW_SLOTS = 3  # of a ring that eight experts pass through
 SMALL_TILES = "residency{cache_tile=16}"
 
 

@@ -20,8 +20,9 @@ from tests.mutation.wrong import table
 
 MODULE = "mkc.codegen_pallas.support.experts"
 HEADING = "mistake with experts"
-# One refill, moved: the one at its place is left out.
-AT_ITS_PLACE = "        _start(store, layer, index + store.slots, slot)\n        return"
+# In front of the refill of the slot that it reads.
+SECOND_PRODUCT = "        add(jnp.maximum(index - 1, 0), before, inner, index > 0)\n"
+END = "        return wrapped_next(slot, store.slots), slot, following"
 
 
 def wrong(story: str, function: str, *edits: tuple[str, str]) -> Wrong:
@@ -66,11 +67,8 @@ MISTAKES = {
     "refill": wrong(
         "a slot is refilled before its expert has been computed",
         "expert_mlp",
-        (
-            "        both = product(",
-            "        _start(store, layer, index + store.slots, slot)\n        both = product(",
-        ),
-        (AT_ITS_PLACE, "        return"),
+        (SECOND_PRODUCT, ""),
+        (END, SECOND_PRODUCT + END),
     ),
 }
 QUICK = ("other_rank", "refill")

@@ -50,7 +50,8 @@ class ExpertStore:
       left: `[blocks, groups * r, 256]` bf16 in VMEM: what int8 matrices are multiplied with, None
         for bf16 ones. See `left_shape`.
       local: experts of a layer.
-      slots: of the ring.
+      slots: of the ring; at least two unless one expert is all that can be chosen, because an
+        expert's slot is used until the next one has come in.
     """
 
     gate_up_hbm: Ref
@@ -150,26 +151,47 @@ def expert_mlp(
             return mxfp4_product(spread_value, matrix)
         return jnp.dot(value.astype(jnp.bfloat16), matrix[...], preferred_element_type=jnp.float32)
 
-    def one_expert(index: jax.Array, slot: jax.Array) -> jax.Array:
+    def gated(slot: Scalar) -> jax.Array:
+        """Of the expert in a slot: `[computed, width]`, then zeros to a whole tile of codes."""
+        both = product(value, left, store.gate_up_ring.at[slot])
+        inner = round_bf16(_gated(both[:, :width], both[:, width : 2 * width], gate_cap, up_cap))
+        missing = -width % CODE_ROWS if packed else 0
+        return join([inner, jnp.zeros((computed, missing), jnp.float32)]) if missing else inner
+
+    def add(index: Scalar, slot: Scalar, inner: jax.Array, counts: Any) -> None:
+        """Adds the output of the chosen expert number `index`, nothing unless it `counts`."""
+        own = product(inner, spread(inner) if packed else [], store.down_ring.at[slot])
+        number = first + store.chosen[CHOSEN, index]
+        mine = (ids.load()[:computed] == number) & counts
+        weight = jnp.sum(jnp.where(mine, weights.load()[:computed], 0.0), axis=1, keepdims=True)
+        # Not a product with zero: an expert that a row did not choose may overflow.
+        out.ref[0:computed, out.columns] += jnp.where(weight != 0, own * weight, 0.0)
+
+    def one_expert(
+        index: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """First product of an expert, second one of the expert before it: neither waits for the
+        other, and the activation between an expert's own is not waited for."""
+        slot, before, inner = carry
         for copy in _loads(store, 0, slot):
             copy.wait()
-        both = product(value, left, store.gate_up_ring.at[slot])
-        gated = _gated(both[:, :width], both[:, width : 2 * width], gate_cap, up_cap)
-        gated = round_bf16(gated)
-        missing = -width % CODE_ROWS if packed else 0
-        if missing:
-            gated = join([gated, jnp.zeros((computed, missing), jnp.float32)])
-        own = product(gated, spread(gated) if packed else [], store.down_ring.at[slot])
-        number = first + store.chosen[CHOSEN, index]
-        mine = jnp.where(ids.load()[:computed] == number, weights.load()[:computed], 0.0)
-        weight = jnp.sum(mine, axis=1, keepdims=True)
-        # Not a product with zero: an expert that a row did not choose may overflow.
-        part = jnp.where(weight != 0, own * weight, 0.0)
-        out.ref[0:computed, out.columns] += part
-        _start(store, layer, index + store.slots, slot)
-        return wrapped_next(slot, store.slots)
+        following = gated(slot)
+        add(jnp.maximum(index - 1, 0), before, inner, index > 0)
 
-    lax.fori_loop(0, store.chosen[COUNT, 0], one_expert, jnp.int32(0))
+        @pl.when(index > 0)
+        def _refill() -> None:
+            _start(store, layer, index - 1 + store.slots, before)
+
+        return wrapped_next(slot, store.slots), slot, following
+
+    count = store.chosen[COUNT, 0]
+    nothing = jnp.zeros((computed, width + (-width % CODE_ROWS if packed else 0)), jnp.float32)
+    begin = (jnp.int32(0), jnp.int32(0), nothing)
+    _, last, inner = lax.fori_loop(0, count, one_expert, begin)
+
+    @pl.when(count > 0)
+    def _last() -> None:
+        add(count - 1, last, inner, True)
 
 
 def _gated(

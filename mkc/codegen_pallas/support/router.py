@@ -6,6 +6,8 @@ do not wait for each other.
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -29,7 +31,7 @@ def route(
     *,
     ids: View,
     weights: View,
-    places: Ref,
+    space: Ref | None,
     landing: Ref,
     chosen: Ref,
     sem: Ref,
@@ -51,7 +53,7 @@ def route(
       ids: `[R, k]` in an i32 buffer, in descending order of what was compared, the lowest first on
         ties.
       weights: `[R, k]` f32.
-      places: `[R, E]` f32 in VMEM.
+      space: `[R, E]` f32 in VMEM for more rows than a register has; else None.
       landing: `[8, n]` i32 in VMEM, n = `rows * k` rounded up to 128.
       chosen: `[8, n]` i32 in SMEM. In row `CHOSEN` stand id - first of the distinct experts that
         one of the first `rows` rows chose, ascending; element 0 of row `COUNT` is their number.
@@ -66,21 +68,16 @@ def route(
         powers = jnp.exp(values - jnp.max(values, axis=1, keepdims=True))
         scores = powers / jnp.sum(powers, axis=1, keepdims=True)
     compared = scores if bias is None else scores + bias
-    places[...] = compared
-    _rank_rows(places, rows)
-    place = places[...]
-    number = lax.broadcasted_iota(jnp.int32, scores.shape, 1)
-    found, parts = [], []
-    for index in range(k):
-        here = place == index
-        found.append(jnp.max(jnp.where(here, number, 0), axis=1, keepdims=True))
-        parts.append(jnp.sum(jnp.where(here, scores, 0.0), axis=1, keepdims=True))
-    ids.store(join(found))
-    part = join(parts)
+    if rows == 1:
+        found, part = _largest_of_row(compared, scores, k)
+    else:
+        found = _largest(compared, k) if space is None else _largest_of_blocks(compared, space, k)
+        part = _take(scores, found.astype(jnp.int32))[:, :k]
+    ids.store(found[:, :k].astype(jnp.int32))
     if renormalise:
         part = part / (jnp.sum(part, axis=1, keepdims=True) + NORM_EPS)
     weights.store(part * factor)
-    _list_chosen(found, landing, rows=rows, first=first, local=local)
+    _list_chosen(found, landing, rows=rows, k=k, first=first, local=local)
     copy = pltpu.make_async_copy(landing, chosen, sem)
     copy.start()
     copy.wait()
@@ -91,35 +88,22 @@ def _down(row: jax.Array) -> jax.Array:
     return jnp.transpose(jnp.broadcast_to(row, (LANES, row.shape[1])))
 
 
-def _rank_rows(numbers: Ref, rows: int) -> None:
-    """Replaces each number of the first `rows` rows by how many of its row come before it.
+def _largest_of_row(x: jax.Array, scores: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+    """`_largest` of the first row, in all rows, and its scores, `[R, k]`.
 
-    Args:
-      numbers: `[R, n]` f32.
+    Registers are full of one row's numbers when all are compared with all; and nothing is fetched
+    from another lane, which takes long, where everything else waits for it.
     """
-    width = numbers.shape[1]
-    view = View(ref=numbers, start=0, width=width)
-
-    def one_row(row: Scalar) -> None:
-        view.store_row(row, _ranks(view.row(row)))
-
-    if rows == 1:
-        one_row(0)
-        return
-
-    def step(row: jax.Array, carry: jax.Array) -> jax.Array:
-        one_row(row)
-        return carry
-
-    lax.fori_loop(0, rows, step, jnp.int32(0))
+    rank = jnp.broadcast_to(_ranks_of_row(x[:1]), x.shape)
+    ranks = _registers(_whole(rank, float(x.shape[1])))
+    numbers = [_lane(ranks[0], index * LANES) for index in range(len(ranks))]
+    return _sorted(numbers, ranks, k), _sorted(_registers(_whole(scores, 0.0)), ranks, k)[:, :k]
 
 
-def _ranks(x: jax.Array) -> jax.Array:
+def _ranks_of_row(x: jax.Array) -> jax.Array:
     """Of `[1, n]`: how many come before each, that is larger ones and equal ones to the left."""
     width = x.shape[1]
-    missing = -width % LANES
-    if missing:
-        x = join([x, jnp.full((1, missing), -jnp.inf, jnp.float32)])
+    x = _whole(x, -jnp.inf)
     lane = lax.broadcasted_iota(jnp.int32, (LANES, LANES), 1)
     line = lax.broadcasted_iota(jnp.int32, (LANES, LANES), 0)
     starts = range(0, x.shape[1], LANES)
@@ -140,12 +124,137 @@ def _ranks(x: jax.Array) -> jax.Array:
     return join(found)[:, :width]
 
 
+def _largest_of_blocks(x: jax.Array, space: Ref, k: int) -> jax.Array:
+    """`_largest` of more rows than a register has, a register of rows after the other."""
+    space[...] = x
+    view = View(ref=space, start=0, width=x.shape[1])
+
+    def step(block: jax.Array, carry: jax.Array) -> jax.Array:
+        found = _largest(view.rows(block, SUBLANES), k)
+        view.lanes(0, k).store_rows(block, found[:, :k])
+        return carry
+
+    lax.fori_loop(0, x.shape[0] // SUBLANES, step, jnp.int32(0))
+    return _whole(view.lanes(0, k).load(), 0.0)
+
+
+def _largest(x: jax.Array, k: int) -> jax.Array:
+    """Numbers of the `k` largest of every row of `[R, n]`, the largest first, `[R, m]`.
+
+    The lowest number comes first on ties; NaN counts as minus infinity. m is `k` rounded up to 128,
+    and the rest is 0.
+    """
+    whole = _whole(jnp.where(x == x, x, -jnp.inf), -jnp.inf)
+    values = _registers(whole)
+    numbers = [_lane(values[0], index * LANES) for index in range(len(values))]
+    count = x.shape[1]
+    if len(values) > 1 and k < LANES:
+        count = k * len(values)
+        values, numbers = _candidates(values, k)
+    return _sorted(numbers, _ranks(values, numbers, count), k)
+
+
+def _candidates(values: list[jax.Array], k: int) -> tuple[list[jax.Array], list[jax.Array]]:
+    """All numbers that may be among the `k` largest: of `k` lanes.
+
+    The largest number of each lane stands for it. A lane behind `k` others has `k` numbers of these
+    before all of its own.
+    """
+    best, column = values[0], jnp.zeros_like(values[0])
+    for index in range(1, len(values)):
+        better = values[index] > best
+        best = jnp.where(better, values[index], best)
+        column = jnp.where(better, float(index), column)
+    lane = _lane(best, 0)
+    ranks = _ranks([best], [column * LANES + lane], LANES)
+    lanes = _sorted([lane], ranks, k).astype(jnp.int32)
+    found, numbers = [], []
+    for start in range(0, k * len(values), LANES):
+        column, slot = _divided(best, start, k)
+        source = _take(lanes, slot)
+        value = jnp.full_like(best, -jnp.inf)
+        for index in range(start // k, min(len(values), (start + LANES - 1) // k + 1)):
+            value = jnp.where(column == index, _take(values[index], source), value)
+        found.append(value)
+        numbers.append((column * LANES + source).astype(jnp.float32))
+    return found, numbers
+
+
+def _ranks(values: list[jax.Array], numbers: list[jax.Array], count: int) -> list[jax.Array]:
+    """How many of the first `count` come before each: larger ones, equal ones of lower number.
+
+    Args:
+      values: registers `[R, 128]`, as are `numbers` and the result.
+    """
+    ranks = [jnp.zeros_like(one) for one in values]
+    for other in range(count):
+        index, lane = divmod(other, LANES)
+        value = jnp.broadcast_to(values[index][:, lane : lane + 1], values[0].shape)
+        number = jnp.broadcast_to(numbers[index][:, lane : lane + 1], values[0].shape)
+        for here, rank in enumerate(ranks):
+            equal = (value == values[here]) & (number < numbers[here])
+            ranks[here] = rank + jnp.where((value > values[here]) | equal, 1.0, 0.0)
+    return ranks
+
+
+def _sorted(what: list[jax.Array], ranks: list[jax.Array], k: int) -> jax.Array:
+    """`what` of rank 0 .. k - 1 in this order, then 0: `[R, m]`, m = `k` rounded up to 128."""
+    pieces = []
+    for start in range(0, k, LANES):
+        lane = _lane(what[0], start)
+        piece = jnp.zeros_like(what[0])
+        for rank in range(start, min(k, start + LANES)):
+            parts = [jnp.where(at == rank, one, 0.0) for at, one in zip(ranks, what, strict=True)]
+            found = jnp.max(functools.reduce(jnp.maximum, parts), axis=1, keepdims=True)
+            piece = jnp.where(lane == rank, found, piece)
+        pieces.append(piece)
+    return join(pieces)
+
+
+def _whole(x: jax.Array, fill: float) -> jax.Array:
+    """`[R, n]` with whole registers of lanes."""
+    missing = -x.shape[1] % LANES
+    return join([x, jnp.full((x.shape[0], missing), fill, x.dtype)]) if missing else x
+
+
+def _registers(x: jax.Array) -> list[jax.Array]:
+    """The lanes of `[R, n]`, 128 at a time."""
+    return [x[:, start : start + LANES] for start in range(0, x.shape[1], LANES)]
+
+
+def _lane(like: jax.Array, start: int) -> jax.Array:
+    """`start` + the number of the lane, as f32."""
+    return (lax.broadcasted_iota(jnp.int32, like.shape, 1) + start).astype(jnp.float32)
+
+
+def _divided(like: jax.Array, start: int, divisor: int) -> tuple[jax.Array, jax.Array]:
+    """Quotient and remainder, i32, of `start` + the number of the lane, without a division."""
+    position = lax.broadcasted_iota(jnp.int32, like.shape, 1) + start
+    quotient = jnp.full(like.shape, start // divisor, jnp.int32)
+    for step in range(start // divisor + 1, (start + LANES - 1) // divisor + 1):
+        quotient = quotient + jnp.where(position >= step * divisor, 1, 0)
+    return quotient, position - quotient * divisor
+
+
+def _take(x: jax.Array, lane: jax.Array) -> jax.Array:
+    """Of every row of `[R, n]` the elements in lanes `lane` `[R, m]` i32, m a multiple of 128."""
+    pieces = []
+    for wanted in _registers(lane):
+        piece = jnp.zeros(wanted.shape, x.dtype)
+        inside = wanted & (LANES - 1)
+        for index, register in enumerate(_registers(_whole(x, 0))):
+            taken = jnp.take_along_axis(register, inside, axis=1, mode="promise_in_bounds")
+            piece = jnp.where(wanted >= index * LANES, taken, piece)
+        pieces.append(piece)
+    return join(pieces)
+
+
 def _list_chosen(
-    ids: list[jax.Array], landing: Ref, *, rows: int, first: Scalar, local: int
+    ids: jax.Array, landing: Ref, *, rows: int, k: int, first: Scalar, local: int
 ) -> None:
-    """Lists the distinct experts of this rank in `landing`; ids are `[R, 1]` for each choice."""
+    """Lists the distinct experts of this rank in `landing`; ids are `[R, n]` f32, `k` of them."""
     begin = jnp.asarray(first, jnp.int32).astype(jnp.float32)
-    across = _in_one_row(ids, rows, landing.shape[1])
+    across = _in_one_row(ids, rows, k)
     size = across.shape[1]
     down = _down(across)
     line = lax.broadcasted_iota(jnp.int32, (size, LANES), 0)
@@ -177,12 +286,14 @@ def _list_chosen(
     )
 
 
-def _in_one_row(ids: list[jax.Array], rows: int, size: int) -> jax.Array:
-    """Ids of the first `rows` rows, as f32 numbers, behind one another: `[1, size]`, then -1."""
-    lane = lax.broadcasted_iota(jnp.int32, (1, size), 1)
-    found = jnp.full((1, size), -1.0, jnp.float32)
-    for choice, one in enumerate(ids):
-        for row in range(rows):
-            value = one[row : row + 1].astype(jnp.float32)
-            found = jnp.where(lane == choice * rows + row, value, found)
-    return found
+def _in_one_row(ids: jax.Array, rows: int, k: int) -> jax.Array:
+    """The first `k` ids of the first `rows` rows behind one another, then -1: `[1, n]`."""
+    if rows == 1:
+        return jnp.where(_lane(ids[:1], 0) < k, ids[:1], -1.0)
+    line = lax.broadcasted_iota(jnp.int32, (ids.shape[0], LANES), 0)
+    pieces = []
+    for start in range(0, rows * k, LANES):
+        row, slot = _divided(line, start, k)
+        here = jnp.sum(jnp.where(row == line, _take(ids, slot), 0.0), axis=0, keepdims=True)
+        pieces.append(jnp.where(row[0:1] < rows, here, -1.0))
+    return join(pieces)

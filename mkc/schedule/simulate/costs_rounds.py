@@ -42,6 +42,7 @@ from mkc.schedule.simulate.cost_parts import looped
 from mkc.schedule.simulate.cost_parts import nested
 from mkc.schedule.simulate.cost_parts import registers_us
 from mkc.schedule.simulate.costs_experts import expert_us
+from mkc.schedule.simulate.costs_experts import plan_and_ring
 from mkc.schedule.simulate.costs_experts import route_us
 from mkc.targets import Target
 
@@ -79,8 +80,10 @@ def round_code(
             return _delta_code(program, phase, code, target)
         case RowsAttentionPhase() | LatentAttentionPhase():
             return _attention_code(code, target)
-        case RoutePhase() | ExpertsPhase():
-            return None
+        case RoutePhase():
+            return _route_code(program, phase, code, target)
+        case ExpertsPhase():
+            return _experts_code(code, target)
         case SelectorWalkPhase():
             return _walk_code(program, code, target)
         case MarkovWalkPhase():
@@ -130,6 +133,29 @@ def _attention_code(code: PhaseCycles, target: Target) -> PhaseCost | None:
         once_us=code_us(code, target),
         item_us=code_us(item, target),
         tile_us=(code_us(tile, target),),
+    )
+
+
+def _route_code(
+    program: Program, phase: RoutePhase, code: PhaseCycles, target: Target
+) -> PhaseCost | None:
+    """A loop over registers of rows where there are several, then one that starts loads, whose time
+    is that of the copies."""
+    _, ring = plan_and_ring(program, phase.experts)
+    blocks = ceil(ring.rows / target.core.sublanes)
+    if not code.loops:
+        return None
+    return looped(replace(code, loops=code.loops[:-1]), (blocks,), target)
+
+
+def _experts_code(code: PhaseCycles, target: Target) -> PhaseCost | None:
+    """A loop over experts, and behind it the second product of the last one."""
+    if len(code.loops) != 1 or code.loops[0].loops:
+        return None
+    return PhaseCost(
+        source=Source.MACHINE_CODE,
+        once_us=code_us(code, target),
+        item_us=code_us(code.loops[0], target),
     )
 
 

@@ -15,6 +15,7 @@ from mkc.schedule.round_phases import KeptDeltaRulePhase
 from mkc.schedule.round_phases import MarkovWalkPhase
 from mkc.schedule.round_phases import RowsAttentionPhase
 from mkc.schedule.round_phases import SelectorWalkPhase
+from mkc.schedule.simulate.cost_parts import Source
 from mkc.schedule.simulate.costs_experts import experts_read
 from mkc.schedule.simulate.costs_experts import plan_and_ring
 from mkc.schedule.simulate.machine import Engine
@@ -96,10 +97,13 @@ def _route(translator: Translator, phase: RoutePhase) -> Iterator[Instruction]:
 
 
 def _experts(translator: Translator, phase: ExpertsPhase) -> Iterator[Instruction]:
-    """One expert after the other, each refilling its slot."""
+    """One expert after the other, each refilling the slot of the one before it; then the second
+    product of the last one."""
     cost, mark = translator.costs[phase.id], translator.mark(phase.id, phase.title)
     _, ring = plan_and_ring(translator.program, phase.experts)
     count = experts_read(translator.program, phase.experts, translator.routing)
+    # Machine code has waited for its results already.
+    engine = Engine.VECTOR if cost.source is Source.MACHINE_CODE else Engine.MATRIX
     for number in range(count):
         slot = number % ring.slots
         yield Wait(
@@ -109,9 +113,10 @@ def _experts(translator: Translator, phase: ExpertsPhase) -> Iterator[Instructio
             stall=Stall.COPY,
             slot=slot,
         )
-        yield translator.work(phase, cost.item_us, Engine.MATRIX)
-        if number + ring.slots < count:
-            yield from _expert_loads(mark, ring, slot)
+        yield translator.work(phase, cost.item_us, engine)
+        if 0 < number <= count - ring.slots:
+            yield from _expert_loads(mark, ring, (number - 1) % ring.slots)
+    yield translator.work(phase, cost.once_us, engine)
 
 
 def _expert_loads(mark: Mark, ring: ExpertRing, slot: int) -> Iterator[Instruction]:

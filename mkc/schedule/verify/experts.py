@@ -66,9 +66,11 @@ class Experts:
         kernel.load("route", phase.logits)
         if phase.bias:
             kernel.stream_read("route", kernel.streams[phase.page])
-        for suffix in ("places", "landing"):
-            kernel.write("route", Place(array=f"{name}_{suffix}"))
-        kernel.read("route", Place(array=f"{name}_places"))
+        scores = Place(array=f"{name}_scores")
+        if cursor.ring.has_scores:
+            kernel.write("route", scores)
+            kernel.read("route", scores)
+        kernel.write("route", Place(array=f"{name}_landing"))
         kernel.store("route", phase.ids)
         kernel.store("route", phase.weights)
         landing, chosen = Place(array=f"{name}_landing"), Place(array=f"{name}_chosen")
@@ -92,7 +94,8 @@ class Experts:
             )
 
     def compute(self, phase: ExpertsPhase) -> None:
-        """A loop over the experts; what comes in while one is computed takes its place."""
+        """A loop over the experts, whose second product is that of the expert before; what comes in
+        while one is computed takes the place of the one before it."""
         kernel, cursor = self.kernel, self.kernel.experts[phase.experts]
         kernel.load("expert_mlp", phase.x)
         left = Place(array=f"{cursor.ring.name}_left")
@@ -100,31 +103,44 @@ class Experts:
             kernel.write("expert_mlp", left)
         kernel.read("expert_mlp", Place(array=f"{cursor.ring.name}_chosen"))
         kernel.store("expert_mlp", phase.output)
-        layer, chosen = cursor.layer, self.chosen(cursor)
+        layer, chosen, slots = cursor.layer, self.chosen(cursor), cursor.ring.slots
         cursor.end = cursor.entry + chosen
         kernel.sink.enter(f"experts of {phase.id}", chosen)
         number = 0
         while number < chosen:
             number += kernel.sink.border(number)
-            self.expert(phase, cursor)
-            if number + cursor.ring.slots < chosen:
-                self.start("expert_mlp", cursor, cursor.entry + cursor.ring.slots, cursor.slot)
-            cursor.entry, cursor.slot = cursor.entry + 1, (cursor.slot + 1) % cursor.ring.slots
+            self.first_product(cursor)
+            behind = min(number, 1)  # the first one has none before it: its own matrix is read
+            before = (cursor.slot - behind) % slots
+            self.second_product(phase, cursor, cursor.entry - behind, before)
+            if number > 0 and number - 1 + slots < chosen:
+                self.start("expert_mlp", cursor, cursor.entry - 1 + slots, before)
+            cursor.entry, cursor.slot = cursor.entry + 1, (cursor.slot + 1) % slots
             number += 1
         kernel.sink.leave()
+        if chosen:
+            self.second_product(phase, cursor, cursor.entry - 1, (cursor.slot - 1) % slots)
         cursor.go_to(layer + 1)
 
-    def expert(self, phase: ExpertsPhase, cursor: ExpertCursor) -> None:
+    def first_product(self, cursor: ExpertCursor) -> None:
+        """With the matrices of both factors, when the expert has come in."""
         kernel, plan, name = self.kernel, cursor.plan, cursor.ring.name
-        arrays = ((plan.gate_up_array, "gate_up"), (plan.down_array, "down"))
-        places = [Place(array=f"{name}_{suffix}", index=(cursor.slot,)) for _, suffix in arrays]
-        for place in places:
+        for suffix in ("gate_up", "down"):
+            place = Place(array=f"{name}_{suffix}", index=(cursor.slot,))
             semaphore = (f"{name}_arrived", (cursor.slot,))
             kernel.wait("expert_mlp", semaphore, kernel.size(place))
-        for (array, _), place in zip(arrays, places, strict=True):
-            kernel.read("expert_mlp", place, Place(array=array, index=(cursor.entry,)))
+        place = Place(array=f"{name}_gate_up", index=(cursor.slot,))
+        kernel.read("expert_mlp", place, Place(array=plan.gate_up_array, index=(cursor.entry,)))
         if f"{name}_left" in kernel.arrays:
             kernel.read("expert_mlp", Place(array=f"{name}_left"))
+
+    def second_product(
+        self, phase: ExpertsPhase, cursor: ExpertCursor, entry: int, slot: int
+    ) -> None:
+        """What an expert gives is added to the output."""
+        kernel = self.kernel
+        place = Place(array=f"{cursor.ring.name}_down", index=(slot,))
+        kernel.read("expert_mlp", place, Place(array=cursor.plan.down_array, index=(entry,)))
         for view in (phase.ids, phase.weights):
             kernel.load("expert_mlp", view)
         kernel.store_row("expert_mlp", phase.output)
