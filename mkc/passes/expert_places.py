@@ -17,7 +17,7 @@ from mkc.schedule.expert_store import ExpertRing
 from mkc.schedule.expert_store import ExpertSlice
 from mkc.targets import Target
 
-FEWEST_SLOTS = 2  # in use, and arriving
+FEWEST_SLOTS = 3  # two in use, because an expert is computed in two turns, and one arriving
 MATRICES = 3  # operand of the experts at which their matrices begin
 
 

@@ -136,6 +136,7 @@ def expert_mlp(
     """
     computed = computed_rows(rows)
     packed = store.left is not None
+    missing = -width % CODE_ROWS if packed else 0
     spread_x: Ref = store.left
     value = x.load()[:computed]
     left: list[Any] = []
@@ -155,7 +156,6 @@ def expert_mlp(
         """Of the expert in a slot: `[computed, width]`, then zeros to a whole tile of codes."""
         both = product(value, left, store.gate_up_ring.at[slot])
         inner = round_bf16(_gated(both[:, :width], both[:, width : 2 * width], gate_cap, up_cap))
-        missing = -width % CODE_ROWS if packed else 0
         return join([inner, jnp.zeros((computed, missing), jnp.float32)]) if missing else inner
 
     def add(index: Scalar, slot: Scalar, inner: jax.Array, counts: Any) -> None:
@@ -185,7 +185,7 @@ def expert_mlp(
         return wrapped_next(slot, store.slots), slot, following
 
     count = store.chosen[COUNT, 0]
-    nothing = jnp.zeros((computed, width + (-width % CODE_ROWS if packed else 0)), jnp.float32)
+    nothing = jnp.zeros((computed, width + missing), jnp.float32)
     begin = (jnp.int32(0), jnp.int32(0), nothing)
     _, last, inner = lax.fori_loop(0, count, one_expert, begin)
 
